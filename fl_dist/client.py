@@ -1,0 +1,204 @@
+"""One client's local training: batches become gradient oracles, the algorithm's direction becomes steps."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fl_dist.config import Local
+from fl_dist.core import Algorithm, Batch, Round, Vars
+from fl_dist.data import Dataset, normalise
+from fl_dist.flat import Flat
+from fl_dist.randomness import torch_generator, torch_seed
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bf16": torch.float32}
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+class ClientFailure(RuntimeError):
+    """A client's local training failed or cannot be used."""
+
+
+class Samples:
+    """The training data on the device, and which rows are whose."""
+
+    def __init__(self, dataset: Dataset, rows: list[np.ndarray], augment: Augment, local: Local, device: torch.device):
+        self.dataset, self.augment, self.local = dataset, augment, local
+        self.dtype = DTYPES[local.precision]
+        self.x = _place(dataset.x_train, device, self.dtype)
+        self.y = dataset.y_train.to(device)
+        self.rows = [torch.from_numpy(np.ascontiguousarray(r, dtype=np.int64)) for r in rows]
+
+    def count(self, client: int) -> int:
+        return len(self.rows[client])
+
+    def batch_size(self, client: int) -> int:
+        size = self.local.batch_size
+        return self.count(client) if size == "full" else int(size)
+
+    def steps(self, client: int) -> int:
+        return self.local.epochs * -(-self.count(client) // self.batch_size(client))
+
+    def _take(self, rows: Tensor) -> Batch:
+        rows = rows.to(self.y.device)
+        return self.x.index_select(0, rows), self.y.index_select(0, rows)
+
+    def batches(self, client: int, seed: int, index: int) -> Iterator[Batch]:
+        """All batches of the client's round: shuffled anew each epoch, augmented, normalised."""
+        order = torch_generator(seed, "batches", index, client)
+        noise = torch_generator(seed, "augment", index, client)
+        rows, size = self.rows[client], self.batch_size(client)
+        for _ in range(self.local.epochs):
+            shuffled = rows if size == len(rows) else rows[torch.randperm(len(rows), generator=order)]
+            for piece in shuffled.split(size):
+                x, y = self._take(piece)
+                yield normalise(self.augment(x, noise), self.dataset, self.dtype), y
+
+    def plain(self, client: int) -> Iterator[Batch]:
+        """The client's data once, in order, without augmentation."""
+        for piece in self.rows[client].split(self.batch_size(client)):
+            x, y = self._take(piece)
+            yield normalise(x, self.dataset, self.dtype), y
+
+
+@dataclass
+class Trained:
+    """What local training returns. `delta` is overwritten by the next client."""
+
+    delta: Tensor
+    buffers: Tensor
+    sent: dict[str, tuple[Tensor, float]]
+    vectors: int
+    """Model-sized vectors among what is sent: the messages a real client would send."""
+    state: Vars
+    loss: float
+    seconds: float
+    passes: tuple[int, int]
+
+
+class LocalTraining:
+    """Runs the local steps of one client after another on one model."""
+
+    def __init__(
+        self,
+        model: Flat,
+        twin: Flat,
+        algorithm: Algorithm,
+        samples: Samples,
+        local: Local,
+        seed: int,
+        deadline: float | None = None,
+    ):
+        self.model, self.twin, self.algorithm, self.samples = model, twin, algorithm, samples
+        self.local, self.seed, self.deadline = local, seed, deadline
+        self.gradient = torch.zeros_like(model.vector)
+        self.delta = torch.zeros_like(model.vector)
+        self.buffers = model.buffers.new()
+        self.forwards = self.backwards = 0
+        self.optimiser = torch.optim.SGD(
+            [model.vector], lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
+        )
+
+    def run(self, client: int, s: Vars, buffers: Tensor, state: Vars, r: Round) -> Trained:
+        """Train from the received `s`; `state` is changed in place and returned without its passing variables."""
+        self._began, self.forwards, self.backwards = time.perf_counter(), 0, 0
+        self._start(client, s, buffers, r)
+        self.algorithm.begin(s, state, r, lambda: self._full_gradient(client, s))
+        loss = self._steps(client, s, state, r)
+        torch.sub(self.model.vector, s.x, out=self.delta)
+        finished = self.algorithm.finish(self.delta, s, state, r)
+        sent = {name: v if isinstance(v, tuple) else (v, 1.0) for name, v in finished.items()}
+        vectors = len({id(t) for t, _ in sent.values() if t.dim()} | {id(self.delta)})
+        seconds = time.perf_counter() - self._began
+        passes = (self.forwards, self.backwards)
+        self.model.buffers.read(self.buffers)
+        kept = Vars(**{n: getattr(state, n).detach() for n in self.algorithm.client})
+        return Trained(self.delta, self.buffers, sent, vectors, kept, loss, seconds, passes)
+
+    def _start(self, client: int, s: Vars, buffers: Tensor, r: Round) -> None:
+        torch.manual_seed(torch_seed(self.seed, "dropout", r.index, client))
+        self.optimiser.state.clear()
+        self.optimiser.param_groups[0]["lr"] = r.lr
+        self.model.vector.copy_(s.x)
+        self.model.buffers.write(buffers)
+        self.twin.buffers.write(buffers)
+        self.model.module.train()
+        self.twin.module.eval()
+
+    def _steps(self, client: int, s: Vars, state: Vars, r: Round) -> float:
+        w, total = self.model.vector, torch.zeros((), dtype=torch.float64, device=self.model.vector.device)
+        for batch in self.samples.batches(client, self.seed, r.index):
+            grad = _BatchOracle(self, batch, s, state)
+            step = self.algorithm.oracle(grad, s, state, r)(w)
+            w.grad = self._clip(step)
+            self.optimiser.step()
+            total += grad.loss
+            if self.deadline is not None and time.perf_counter() - self._began > self.deadline:
+                raise ClientFailure(f"local training took longer than clients.deadline, {self.deadline:g} s")
+        return float(total) / r.steps
+
+    def _clip(self, step: Tensor) -> Tensor:
+        if self.local.clip is None:
+            return step
+        return step.mul_(torch.clamp(self.local.clip / torch.linalg.vector_norm(step), max=1.0))
+
+    def logits(self, model: Flat, x: Tensor) -> Tensor:
+        self.forwards += 1
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.local.precision == "bf16"):
+            return model.module(x).to(x.dtype)
+
+    @torch.no_grad()
+    def teacher(self, weights: Tensor, x: Tensor) -> Tensor:
+        """Logits at other weights, in evaluation mode."""
+        self.twin.bind(weights)
+        return self.logits(self.twin, x)
+
+    def backward(self, loss: Tensor) -> Tensor:
+        """The gradient as a vector that the next call overwrites."""
+        self.backwards += 1
+        self.model.clear_gradients()
+        loss.backward()
+        return self.model.gather_gradients(self.gradient)
+
+    def _full_gradient(self, client: int, s: Vars) -> Tensor:
+        self.model.module.eval()
+        total = torch.zeros_like(self.gradient)
+        for x, y in self.samples.plain(client):
+            g = self.backward(F.cross_entropy(self.logits(self.model, x), y))
+            total.add_(g, alpha=len(y) / self.samples.count(client))
+        self.model.module.train()
+        self.forwards = self.backwards = 0
+        return total
+
+
+class _BatchOracle:
+    """The gradient of the local loss on one batch as a function of the weights."""
+
+    def __init__(self, training: LocalTraining, batch: Batch, s: Vars, state: Vars) -> None:
+        self.training, self.batch, self.s, self.state = training, batch, s, state
+        self.loss: Tensor | None = None
+
+    def __call__(self, w: Tensor) -> Tensor:
+        t, model, (x, y) = self.training, self.training.model, self.batch
+        # Only a batch's first pass may move BatchNorm's running statistics.
+        kept = model.buffers.read(model.buffers.new()) if self.loss is not None and model.buffers.size else None
+        model.bind(w)
+        x = t.algorithm.inputs(x, self.state)
+        logits = t.logits(model, x)
+        loss = F.cross_entropy(logits, y)
+        if self.loss is None:
+            self.loss = loss.detach()
+        gradient = t.backward(t.algorithm.penalise(loss, logits, (x, y), self.s, self.state, t.teacher))
+        if kept is not None:
+            model.buffers.write(kept)
+        return gradient
+
+
+def _place(x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Images stay bytes on the device; features take the precision of training once."""
+    return x.to(device) if x.dtype == torch.uint8 else x.to(device, dtype)

@@ -1,0 +1,219 @@
+"""One interface for one process and for many: the only importer of torch.distributed."""
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fl_dist.config import Communication, Topology
+
+PATIENCE = 4.0
+"""Seconds that the survivors of a failure wait for each other's words."""
+
+
+class Lost(RuntimeError):
+    """The job cannot go on: the message names the rank that failed."""
+
+
+class Comm(Protocol):
+    rank: int
+    size: int
+    device: torch.device
+    workers: Sequence[int]
+    sent: int
+
+    @property
+    def overlaps(self) -> bool: ...
+    def broadcast(self, buffer: Tensor) -> None: ...
+    def reduce(self, buffer: Tensor) -> None: ...
+    def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None: ...
+    def post(self, key: str, text: str) -> None: ...
+    def read(self, key: str) -> str | None: ...
+    def share(self, key: str, text: str | None) -> str: ...
+    def fail(self, message: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Alone:
+    """One process is server and worker."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.rank, self.size, self.workers, self.sent = 0, 1, (0,), 0
+        self.device = pick_device(topology, 0, 1)
+        self._posts: dict[str, str] = {}
+
+    overlaps = False
+
+    def broadcast(self, buffer: Tensor) -> None:
+        pass
+
+    def reduce(self, buffer: Tensor) -> None:
+        pass
+
+    def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
+        assert not sends and not receives
+
+    def post(self, key: str, text: str) -> None:
+        self._posts[key] = text
+
+    def read(self, key: str) -> str | None:
+        return self._posts.get(key)
+
+    def share(self, key: str, text: str | None) -> str:
+        assert text is not None
+        return text
+
+    def fail(self, message: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Cluster:
+    """Rank 0 is the server; the other ranks, and rank 0 too if it is shared, are workers."""
+
+    def __init__(self, topology: Topology, comm: Communication) -> None:
+        shared = topology.server == "shared"
+        size = int(os.environ["WORLD_SIZE"])
+        if size == 1 and not shared:
+            raise ValueError(
+                "one rank leaves no worker beside the dedicated server: start at least 2 ranks, or set topology.server=shared"
+            )
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        self.device = pick_device(topology, local, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        nccl = self.device.type == "cuda" and not topology.oversubscribe
+        backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+        timeout = timedelta(seconds=comm.timeout)
+        self._store, self.rank, self.size = next(dist.rendezvous("env://", timeout=timeout))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store = dist.PrefixStore(f"fl_dist/{attempt}", self._store)
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("group", self._store), rank=self.rank, world_size=self.size, timeout=timeout
+        )
+        self.workers: Sequence[int] = range(0 if shared else 1, self.size)
+        self.overlaps = not shared
+        self.sent = 0
+        self._timeout = comm.timeout
+        self._store.set(f"host/{self.rank}", _host())
+
+    def broadcast(self, buffer: Tensor) -> None:
+        with self._watch():
+            dist.broadcast(buffer, src=0)
+        self.sent += buffer.nbytes
+
+    def reduce(self, buffer: Tensor) -> None:
+        with self._watch():
+            dist.reduce(buffer, dst=0)
+        self.sent += buffer.nbytes
+
+    def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
+        """Point to point, both lists in an order that all ranks share."""
+        with self._watch():
+            pending = [dist.isend(t, to) for t, to in sends] + [dist.irecv(t, source) for t, source in receives]
+            for work in pending:
+                work.wait()
+        self.sent += sum(t.nbytes for t, _ in sends)
+
+    def post(self, key: str, text: str) -> None:
+        self._store.set(key, text)
+
+    def read(self, key: str) -> str | None:
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def share(self, key: str, text: str | None) -> str:
+        """Rank 0's text, on every rank."""
+        if text is not None:
+            self._store.set(key, text)
+        with self._watch():
+            end = time.monotonic() + self._timeout
+            while not self._store.check([key]):
+                if self._store.check(["failure"]) or time.monotonic() > end:
+                    raise RuntimeError("rank 0 did not answer")
+                time.sleep(0.02)
+        return self._store.get(key).decode()
+
+    def fail(self, message: str) -> None:
+        """Tell the others why this rank ends, then let them go."""
+        with contextlib.suppress(Exception):
+            self._store.set("failure", json.dumps({"rank": self.rank, "host": _host(), "message": message}))
+            self._leave()
+            self._wait_for_others()
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @contextlib.contextmanager
+    def _watch(self) -> Any:
+        try:
+            yield
+        except RuntimeError as e:
+            raise Lost(self._diagnose(e)) from e
+
+    def _leave(self) -> None:
+        """Closing this rank's connections makes its peers notice too."""
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+
+    def _diagnose(self, error: Exception) -> str:
+        self._leave()
+        try:
+            missing = self._wait_for_others()
+            failure = self.read("failure")
+            if failure is not None:
+                told = json.loads(failure)
+                return f"rank {told['rank']} on {told['host']} failed: {told['message']}"
+            names = [f"rank {r} on {self.read(f'host/{r}') or 'an unknown host'}" for r in missing]
+        except Exception:
+            return "rank 0, the server, was lost (killed, out of memory or hung)"
+        if names:
+            return f"{' and '.join(names)} {'was' if len(names) == 1 else 'were'} lost (killed, out of memory or hung)"
+        return f"the ranks lost touch: {str(error).splitlines()[0]}"
+
+    def _wait_for_others(self) -> list[int]:
+        """Say that this rank lives; the ranks that say nothing within PATIENCE are returned."""
+        self._store.set(f"alive/{self.rank}", "1")
+        missing = [r for r in range(self.size) if r != self.rank]
+        end = time.monotonic() + PATIENCE
+        while missing and time.monotonic() < end:
+            missing = [r for r in missing if not self._store.check([f"alive/{r}"])]
+            if self._store.check(["failure"]) and self.rank != 0:
+                break
+            time.sleep(0.05)
+        return missing
+
+
+def connect(topology: Topology, comm: Communication) -> Comm:
+    return Cluster(topology, comm) if "WORLD_SIZE" in os.environ and "RANK" in os.environ else Alone(topology)
+
+
+def pick_device(topology: Topology, local_rank: int, ranks: int) -> torch.device:
+    """The GPU of this local rank; CUDA_VISIBLE_DEVICES is what counts as there."""
+    gpus = torch.cuda.device_count() if topology.device != "cpu" else 0
+    if topology.device == "cuda" and not gpus:
+        raise ValueError(
+            "topology.device is cuda, but no GPU is visible: check CUDA_VISIBLE_DEVICES or use device auto"
+        )
+    if not gpus:
+        return torch.device("cpu")
+    if ranks > gpus and not topology.oversubscribe:
+        raise ValueError(
+            f"{ranks} ranks share {gpus} visible GPUs on this node: start {gpus} ranks a node, "
+            "or set topology.oversubscribe=true to share GPUs over gloo"
+        )
+    return torch.device("cuda", local_rank % gpus)
+
+
+def _host() -> str:
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

@@ -1,0 +1,390 @@
+"""The configuration: defaults < YAML file < `key.sub=value` on the command line; strict at every level."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticUndefined
+
+from fl_dist.algorithms import algorithms, build, parts
+from fl_dist.core import Clash
+from fl_dist.data import datasets
+from fl_dist.data.augment import augmentations
+from fl_dist.data.partition import partitions
+from fl_dist.models import models
+from fl_dist.registry import Registry, Strict, UnknownName, nearest
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message names the key, where it was set and a remedy."""
+
+
+def key(description: str, **limits: Any) -> Any:
+    return Field(description=description, **limits)
+
+
+class Run(Strict):
+    dir: Annotated[str | None, key("folder of the run; an unfinished run of the same config there is resumed")] = None
+
+
+class Clients(Strict):
+    total: Annotated[int, key("number of clients", ge=1)] = 100
+    per_round: Annotated[int, key("clients of a round (bernoulli: on average)", ge=1)] = 10
+    sampling: Annotated[
+        Literal["uniform", "bernoulli"], key("without replacement, or each client with probability per_round/total")
+    ] = "uniform"
+    schedule: Annotated[
+        list[list[int]] | str | None, key("instead of sampling: client ids of every round, or a YAML file with them")
+    ] = None
+    on_failure: Annotated[
+        Literal["drop", "retry", "stop"],
+        key("a client that fails: leave it out, try once more and then leave it out, or stop"),
+    ] = "stop"
+    deadline: Annotated[float | None, key("seconds of local training after which a client counts as failed", gt=0)] = (
+        None
+    )
+    min_survivors: Annotated[int, key("fewer clients left in a round than this stop the run", ge=1)] = 1
+
+
+class Local(Strict):
+    epochs: Annotated[int, key("passes over the client's data in a round", ge=1)] = 5
+    batch_size: Annotated[int | Literal["full"], key("samples of a batch; full: the client's whole data")] = 50
+    lr: Annotated[float, key("learning rate of the first round", gt=0)] = 0.01
+    lr_decay: Annotated[float, key("factor on the rate after each round", gt=0, le=1)] = 0.998
+    momentum: Annotated[float, key("heavy-ball momentum, new in each round", ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, key("weight decay", ge=0)] = 1.0e-5
+    clip: Annotated[float | None, key("largest L2 norm of a step's direction", gt=0)] = None
+    precision: Annotated[Literal["float64", "float32", "bf16"], key("arithmetic; bf16: autocast, weights float32")] = (
+        "float32"
+    )
+
+
+class Server(Strict):
+    lr: Annotated[float, key("factor on the mean update", gt=0)] = 1.0
+    weighting: Annotated[Literal["samples", "uniform"], key("weights of the clients' updates")] = "samples"
+
+
+class Communication(Strict):
+    reduce: Annotated[
+        Literal["exact", "float32"], key("exact: integer sums, the same bits on any number of workers")
+    ] = "exact"
+    timeout: Annotated[float, key("seconds without an answer after which a rank counts as lost", gt=0)] = 1800.0
+
+
+class Topology(Strict):
+    server: Annotated[Literal["dedicated", "shared"], key("rank 0 only serves and evaluates, or also trains")] = (
+        "dedicated"
+    )
+    threads: Annotated[int, key("CPU threads of each rank", ge=1)] = 1
+    device: Annotated[Literal["auto", "cpu", "cuda"], key("auto: the GPU of the local rank, if there is one")] = "auto"
+    oversubscribe: Annotated[bool, key("allow more ranks than GPUs on a node (over gloo)")] = False
+
+
+class Checkpoint(Strict):
+    every: Annotated[int, key("rounds between saves; 0: never", ge=0)] = 1
+    keep: Annotated[int, key("checkpoints kept", ge=1)] = 2
+    grace: Annotated[float, key("seconds that the current round may take to end after a signal", ge=0)] = 60.0
+
+
+class Evaluate(Strict):
+    every: Annotated[int, key("rounds between evaluations on the test set; the last round always counts", ge=1)] = 1
+    batch_size: Annotated[int, key("images of a batch", ge=1)] = 500
+    last: Annotated[int, key("rounds over which the final accuracy is averaged", ge=1)] = 50
+
+
+class Wandb(Strict):
+    mode: Annotated[
+        Literal["auto", "online", "offline", "disabled"], key("auto: online if an account is configured, else offline")
+    ] = "auto"
+    project: Annotated[str, key("W&B project")] = "fl_dist"
+    entity: Annotated[str | None, key("W&B team or user")] = None
+    group: Annotated[str | None, key("W&B group, e.g. of a sweep")] = None
+
+
+class Monitor(Strict):
+    wandb: Wandb = Wandb()
+
+
+class Config(Strict):
+    seed: Annotated[int, key("source of all randomness", ge=0)] = 0
+    rounds: Annotated[int, key("communication rounds", ge=1)] = 500
+    run: Run = Run()
+    data: Annotated[dict[str, Any], key("data set and its settings")] = {"name": "digits"}
+    augment: Annotated[dict[str, Any], key("augmentation of training batches")] = {"name": "none"}
+    partition: Annotated[dict[str, Any], key("how the training data is split over the clients")] = {"name": "dirichlet"}
+    model: Annotated[dict[str, Any], key("model and its settings; init: a .safetensors file of parameters")] = {
+        "name": "cnn"
+    }
+    clients: Clients = Clients()
+    algorithm: Annotated[dict[str, Any], key("algorithm and its hyper-parameters, or {parts: [...]}")] = {
+        "name": "fedavg"
+    }
+    local: Local = Local()
+    server: Server = Server()
+    comm: Communication = Communication()
+    topology: Topology = Topology()
+    checkpoint: Checkpoint = Checkpoint()
+    evaluate: Evaluate = Evaluate()
+    monitor: Monitor = Monitor()
+    diagnostics: Annotated[dict[str, Any], key("none so far: must be empty", max_length=0)] = {}
+
+    def lr(self, index: int) -> float:
+        return self.local.lr * self.local.lr_decay**index
+
+
+NAMED: dict[str, Registry[Any]] = {
+    "data": datasets,
+    "augment": augmentations,
+    "partition": partitions,
+    "model": models,
+    "algorithm": algorithms,
+}
+# What may differ between a run and its resumption without changing a result.
+LAYOUT = ("run", "topology", "comm.timeout", "checkpoint", "monitor")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 floats: PyYAML reads 1e-3 as a string."""
+
+
+_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?\d*([eE][-+]?\d+)|\.\d+([eE][-+]?\d+)?|\d[\d_]*\.\d*)$")
+for _first in "-+.0123456789":
+    _Loader.yaml_implicit_resolvers.setdefault(_first, []).insert(0, ("tag:yaml.org,2002:float", _FLOAT))
+
+
+def read_yaml(path: str | Path) -> Any:
+    try:
+        return yaml.load(Path(path).read_text(), Loader=_Loader)  # noqa: S506 (a SafeLoader)
+    except OSError as e:
+        raise ConfigError(f"cannot read {path}: {e.strerror or e}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(e).split())}") from None
+
+
+def load(path: str | None, overrides: list[str]) -> Config:
+    """The validated configuration of a file and overrides, with every default filled in."""
+    where = {(): path or "the defaults"}
+    raw = read_yaml(path) if path else {}
+    raw = {} if raw is None else raw
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} must hold a mapping of keys, not {type(raw).__name__}")
+    # Names first: choosing another builder discards the settings of the old one.
+    for override in sorted(overrides, key=lambda o: not o.partition("=")[0].endswith(".name")):
+        _apply(raw, override, where)
+    return validate(raw, where)
+
+
+def validate(raw: dict[str, Any], where: dict[tuple[Any, ...], str] | None = None) -> Config:
+    where = where or {(): "the configuration"}
+    try:
+        config = Config.model_validate(raw)
+    except ValidationError as e:
+        raise ConfigError(_explain(e.errors()[0], (), Config, where)) from None
+    named = {section: _named(section, getattr(config, section), where) for section in NAMED}
+    config = config.model_copy(update=named)
+    _cross_check(config)
+    return config
+
+
+def _apply(raw: dict[str, Any], override: str, where: dict[tuple[Any, ...], str]) -> None:
+    name, equals, text = override.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"override {override!r} is not of the form key.sub=value")
+    try:
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML") from None
+    path = tuple(name.split("."))
+    node = raw
+    for step in path[:-1]:
+        node[step] = dict(node[step]) if isinstance(node.get(step), dict) else {}
+        node = node[step]
+    if path[-1] == "name" and path[0] in NAMED and node.get("name") != value:
+        node.clear()
+    node[path[-1]] = value
+    where[path] = "the command line"
+
+
+def _named(section: str, given: dict[str, Any], where: dict[tuple[Any, ...], str]) -> dict[str, Any]:
+    """Validate `{name: ..., settings}` against the signature of the builder of that name."""
+    registry, settings = NAMED[section], dict(given)
+    if section == "algorithm" and "parts" in settings:
+        return {"parts": _parts(settings, where)}
+    common = {"init": settings.pop("init", None)} if section == "model" else {}
+    if common.get("init") is not None and not isinstance(common["init"], str):
+        raise ConfigError("model.init must be the path of a .safetensors file")
+    name = settings.pop("name", Config.model_fields[section].default["name"])
+    return {"name": name, **common, **_validated(registry, name, settings, (section,), where, tuple(common))}
+
+
+def _parts(settings: dict[str, Any], where: dict[tuple[Any, ...], str]) -> list[dict[str, Any]]:
+    chain = settings.pop("parts")
+    if settings:
+        raise ConfigError(f"algorithm: give either a name or parts, not {sorted(settings)} beside parts")
+    if not isinstance(chain, list):
+        raise ConfigError("algorithm.parts must be a list such as [{sam: {rho: 0.05}}, {scaffold: {}}]")
+    checked = []
+    for k, part in enumerate(chain):
+        part = {part: {}} if isinstance(part, str) else part
+        if not isinstance(part, dict) or len(part) != 1:
+            raise ConfigError(f"algorithm.parts.{k} must be one part with its settings, such as {{sam: {{rho: 0.05}}}}")
+        (name, given), path = next(iter(part.items())), ("algorithm", "parts", k)
+        checked.append({name: _validated(parts, name, given or {}, (*path, name), where)})
+    return checked
+
+
+def _validated(
+    registry: Registry[Any],
+    name: Any,
+    settings: Any,
+    path: tuple[Any, ...],
+    where: dict[tuple[Any, ...], str],
+    also: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    if not isinstance(name, str) or not isinstance(settings, dict):
+        raise ConfigError(f"{_dotted(path)}: expected a name and a mapping of settings, in {_source(path, where)}")
+    try:
+        return registry.validate(name, settings)
+    except UnknownName as e:
+        raise ConfigError(f"{_dotted(path)}: {e} (set in {_source((*path, 'name'), where)})") from None
+    except ValidationError as e:
+        raise ConfigError(_explain(e.errors()[0], path, registry.schema(name), where, ("name", *also))) from None
+
+
+def _cross_check(config: Config) -> None:
+    c = config.clients
+    if c.schedule is None and c.per_round > c.total:
+        raise ConfigError(f"clients.per_round is {c.per_round}, more than the {c.total} of clients.total")
+    if isinstance(config.local.batch_size, int) and config.local.batch_size < 1:
+        raise ConfigError(f"local.batch_size must be at least 1 (or full), not {config.local.batch_size}")
+    try:
+        build(config.algorithm)
+    except Clash as e:
+        raise ConfigError(f"algorithm: {e}") from None
+    schedule(config)
+
+
+def schedule(config: Config) -> list[list[int]] | None:
+    """The explicit schedule, checked, or None."""
+    given = config.clients.schedule
+    if given is None:
+        return None
+    source = "clients.schedule" if not isinstance(given, str) else f"the schedule {given}"
+    rounds = read_yaml(given) if isinstance(given, str) else given
+    is_table = isinstance(rounds, list) and all(isinstance(r, list) and all(type(c) is int for c in r) for r in rounds)
+    if not is_table:
+        raise ConfigError(f"{source} must be a list of lists of client ids, one list a round")
+    if len(rounds) < config.rounds:
+        raise ConfigError(f"{source} has {len(rounds)} rounds, but rounds is {config.rounds}")
+    for index, clients in enumerate(rounds):
+        if not clients or len(set(clients)) < len(clients):
+            raise ConfigError(f"{source}: round {index} names {'no client' if not clients else 'a client twice'}")
+        for client in clients:
+            if not 0 <= client < config.clients.total:
+                raise ConfigError(
+                    f"{source}: round {index} names client {client}; there are clients 0 to {config.clients.total - 1}"
+                )
+    return rounds
+
+
+def _explain(
+    error: ErrorDetails,
+    path: tuple[Any, ...],
+    schema: type[BaseModel],
+    where: dict[tuple[Any, ...], str],
+    also: tuple[str, ...] = (),
+) -> str:
+    """One line for the first validation error: key, file, what is wrong, what would be right."""
+    location = tuple(step for step in error["loc"] if not (isinstance(step, str) and "[" in step))
+    full = path + location
+    at = f"{_dotted(full)} (set in {_source(full, where)})"
+    if error["type"] == "extra_forbidden":
+        valid = [*_siblings(schema, location), *also]
+        return f"unknown key {at}; {nearest(str(location[-1]), valid)}"
+    if error["type"] == "missing":
+        return f"missing key {_dotted(full)}: {path[0] if path else 'the configuration'} needs it"
+    return f"{at}: {error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r}"
+
+
+def _siblings(schema: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    for step in location[:-1]:
+        inner = schema.model_fields[step].annotation if step in schema.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        schema = inner
+    return list(schema.model_fields)
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+    return ".".join(map(str, path))
+
+
+def _source(path: tuple[Any, ...], where: dict[tuple[Any, ...], str]) -> str:
+    for end in range(len(path), 0, -1):
+        if path[:end] in where:
+            return where[path[:end]]
+    return where[()]
+
+
+def dump(config: Config) -> dict[str, Any]:
+    """Plain data: what `config.yaml` in the run folder holds."""
+    return config.model_dump()
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Keys whose values differ in a way that changes results, as `key: old -> new`."""
+    before, after = dict(_leaves(old)), dict(_leaves(new))
+    changed = [k for k in sorted(before.keys() | after.keys()) if before.get(k) != after.get(k)]
+    ignored = tuple(f"{k}." for k in LAYOUT)
+    return [f"{k}: {before.get(k)} -> {after.get(k)}" for k in changed if not f"{k}.".startswith(ignored)]
+
+
+def _leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in node.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def help_lines() -> Iterator[str]:
+    """Every key with type, default and one line."""
+    yield from _section_help(Config, "")
+    for section, registry in NAMED.items():
+        for name in registry:
+            yield f"{section}.name={name}"
+            yield from _section_help(registry.schema(name), f"{section}.", indent="  ")
+    yield "algorithm.parts=[{<part>: {<settings>}}, ...], innermost first, of:"
+    for name in parts:
+        yield f"  {name}"
+        yield from _section_help(parts.schema(name), "", indent="    ")
+
+
+def _section_help(schema: type[BaseModel], prefix: str, indent: str = "") -> Iterator[str]:
+    for name, field in schema.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _section_help(kind, f"{prefix}{name}.", indent)
+        else:
+            default = "required" if field.default is PydanticUndefined else _plain(field.default)
+            head = f"{indent}{prefix}{name}"
+            yield f"{head:<34} {_type_name(field):<24} {default:<22} {field.description or ''}"
+
+
+def _plain(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("\n...").strip()
+
+
+def _type_name(field: FieldInfo) -> str:
+    text = str(field.annotation)
+    if isinstance(field.annotation, type):
+        text = field.annotation.__name__
+    literal = re.sub(r"typing\.Literal\[([^\]]*)\]", lambda m: m[1].replace("'", "").replace(", ", "|"), text)
+    return (
+        literal.replace("typing.", "").replace("dict[str, Any]", "mapping").replace(" | ", "|").replace("None", "null")
+    )

@@ -1,0 +1,53 @@
+"""What a data set is, and how its rows become model input."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_dist.registry import Registry
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and test rows: uint8 images [n, C, H, W] or float features, with int64 labels."""
+
+    x_train: Tensor
+    y_train: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    classes: int
+    mean: tuple[float, ...] = ()  # per channel, of x/255 for uint8; empty: not normalised
+    std: tuple[float, ...] = ()
+    client: np.ndarray | None = None  # client id of each training row, if the data set brings one
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one row."""
+        return tuple(self.x_train.shape[1:])
+
+
+datasets: Registry[Dataset] = Registry("data set")
+
+
+def normalise(x: Tensor, dataset: Dataset, dtype: torch.dtype) -> Tensor:
+    """Raw rows as model input: uint8 over 255, then minus the mean, over the standard deviation."""
+    work = torch.float64 if dtype == torch.float64 else torch.float32
+    unit = 255.0 if x.dtype == torch.uint8 else 1.0
+    shift = tuple(unit * m for m in dataset.mean) or (0.0,)
+    scale = tuple(unit * s for s in dataset.std) or (unit,)
+    if shift == (0.0,) and scale == (1.0,):
+        return x.to(dtype)
+    columns = (-1,) + (1,) * (x.dim() - 2)
+    minus, over = _constant(shift, work, x.device), _constant(scale, work, x.device)
+    return x.to(work).sub(minus.view(columns)).div_(over.view(columns)).to(dtype)
+
+
+# Tensors on the device, because CUDA divides by a Python number with other bits than the CPU does;
+# kept, because creating one waits for the device.
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)

@@ -1,0 +1,127 @@
+"""How training rows are divided among clients: index arrays from labels and a seed.
+
+A builder takes labels, the number of clients, a random generator and the client ids that came with the data.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fl_dist.data import dirichlet as draw
+from fl_dist.registry import Registry
+
+
+Parts = list[np.ndarray]
+
+partitions: Registry[Parts] = Registry("partition")
+
+STREAM = 0x5EED  # sets the draws of the partition apart from everything else that uses the seed
+
+
+def split(
+    name: str, settings: dict[str, Any], labels: np.ndarray, clients: int, seed: int, given: np.ndarray | None
+) -> Parts:
+    """The training rows of each client, ascending: a pure function of its arguments."""
+    if clients > len(labels):
+        raise ValueError(f"{clients} clients cannot share {len(labels)} training rows; lower clients.total")
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, STREAM])))
+    parts = [np.sort(part) for part in partitions.build(name, settings, labels, clients, rng, given)]
+    for client, part in enumerate(parts):
+        if not len(part):
+            raise ValueError(
+                f"partition {name} leaves client {client} without training rows; lower clients.total"
+                " or choose a more even partition"
+            )
+        assert part[0] >= 0 and part[-1] < len(labels), f"partition {name}: client {client} has unknown rows"
+    assert len(parts) == clients, f"partition {name} made {len(parts)} clients of {clients}"
+    return parts
+
+
+@partitions.register
+def iid(labels: np.ndarray, clients: int, rng: np.random.Generator, given: np.ndarray | None) -> Parts:
+    """Equal random parts; sizes differ by at most one."""
+    return np.array_split(rng.permutation(len(labels)), clients)
+
+
+@partitions.register
+def dirichlet(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    given: np.ndarray | None,
+    *,
+    alpha: Annotated[
+        float,
+        Field(
+            ge=0,
+            allow_inf_nan=False,
+            description="concentration of each class; 0: as few classes as possible",
+        ),
+    ] = 0.1,
+    variant: Annotated[
+        Literal["balanced", "unbalanced", "sequential", "per_client", "grouped"],
+        Field(
+            description="balanced (Hsu; FedGF), unbalanced (per class over clients), sequential (FedLESAM),"
+            " per_client (FedNSAM), grouped (FedGMT); sequential and per_client repeat rows"
+        ),
+    ] = "balanced",
+    imbalance: Annotated[
+        float,
+        Field(gt=0, le=1, description="long tail: size of the last class over that of the first; 1: none"),
+    ] = 1.0,
+    min_size: Annotated[int, Field(ge=1, description="fewest rows of a client; variant unbalanced only")] = 1,
+) -> Parts:
+    """Class proportions from a Dirichlet distribution."""
+    pools = draw.thin(draw.pools(labels, rng), imbalance)
+    if sum(map(len, pools)) < clients:
+        raise ValueError(f"partition.imbalance leaves fewer rows than {clients} clients; raise it")
+    variants: dict[str, Callable[..., Parts]] = {
+        "balanced": draw.balanced,
+        "unbalanced": partial(draw.unbalanced, min_size=min_size),
+        "sequential": draw.sequential,
+        "per_client": draw.per_client,
+        "grouped": draw.grouped,
+    }
+    return variants[variant](pools, clients, alpha, rng)
+
+
+@partitions.register
+def shards(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    given: np.ndarray | None,
+    *,
+    per_client: Annotated[int, Field(ge=1, description="shards, of one class each, that a client gets")] = 2,
+) -> Parts:
+    """Classes cut into equal shards, dealt at random: at most per_client classes a client."""
+    pools = draw.pools(labels, rng)
+    total = clients * per_client
+    if total < len(pools):
+        raise ValueError(
+            f"partition shards: {clients} clients of {per_client} shards cannot hold {len(pools)} classes;"
+            " raise partition.per_client"
+        )
+    # Where classes do not divide the shards evenly, the largest classes are cut once more.
+    order = np.argsort([-len(pool) for pool in pools], kind="stable")
+    cuts = np.full(len(pools), total // len(pools))
+    cuts[order[: total % len(pools)]] += 1
+    pieces = [piece for pool, cut in zip(pools, cuts, strict=True) for piece in np.array_split(pool, cut)]
+    hands = rng.permutation(total).reshape(clients, per_client)
+    return [np.concatenate([pieces[shard] for shard in hand]) for hand in hands]
+
+
+@partitions.register
+def given(labels: np.ndarray, clients: int, rng: np.random.Generator, given: np.ndarray | None) -> Parts:
+    """The client ids that come with the data."""
+    if given is None:
+        raise ValueError("partition given: the data set brings no client ids; choose another partition")
+    if given.max() >= clients:
+        raise ValueError(
+            f"partition given: the data has a client {given.max()}, clients.total is {clients};"
+            f" set it to {given.max() + 1}"
+        )
+    return [np.flatnonzero(given == client) for client in range(clients)]

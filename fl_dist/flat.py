@@ -1,0 +1,103 @@
+"""A module whose parameters are views of one aligned vector, with gradients copied into another.
+
+Views start at multiples of 64 bytes: kernels may choose another code path, and so other bits, for
+unaligned memory. The gaps hold zeros and change no norm.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+ALIGN = 64
+
+
+class Flat:
+    """A model bound to a vector; `bind` points the parameters at another one without copying."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.params = list(module.parameters())
+        if len({p.dtype for p in self.params}) != 1:
+            raise ValueError("the model's parameters must all have one dtype")
+        first = self.params[0]
+        self.offsets, self.size = _layout([p.numel() for p in self.params], first.element_size())
+        self.count = sum(p.numel() for p in self.params)
+        self.vector = torch.zeros(self.size, dtype=first.dtype, device=first.device)
+        for view, p in zip(self.views(self.vector), self.params, strict=True):
+            view.copy_(p.detach())
+        self._bound: Tensor | None = None
+        self.bind(self.vector)
+        self.buffers = Buffers(module)
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """The vector's pieces in the shapes of the parameters."""
+        sized = zip(self.offsets, self.params, strict=True)
+        return [vector[k : k + p.numel()].view(p.shape) for k, p in sized]
+
+    def bind(self, vector: Tensor) -> None:
+        """Let the module compute at `vector`. Never between a forward pass and its backward pass."""
+        if vector is not self._bound:
+            for p, view in zip(self.params, self.views(vector), strict=True):
+                p.data = view
+            self._bound = vector
+
+    def clear_gradients(self) -> None:
+        for p in self.params:
+            p.grad = None
+
+    def gather_gradients(self, out: Tensor) -> Tensor:
+        """Copy the parameters' gradients into the flat vector `out`; an unused parameter's is 0."""
+        for p, view in zip(self.params, self.views(out), strict=True):
+            view.zero_() if p.grad is None else view.copy_(p.grad)
+        return out
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """Parameter name -> its piece of `vector`."""
+        names = [name for name, _ in self.module.named_parameters()]
+        return dict(zip(names, self.views(vector), strict=True))
+
+
+class Buffers:
+    """The module's buffers (BatchNorm statistics) to and from one vector in the dtype of the parameters."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.items = [b for _, b in module.named_buffers()]
+        self.names = [n for n, _ in module.named_buffers()]
+        self.size = sum(b.numel() for b in self.items)
+        self.dtype = next(module.parameters()).dtype
+
+    def _pieces(self, vector: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        start = 0
+        for item in self.items:
+            yield item, vector[start : start + item.numel()].view(item.shape)
+            start += item.numel()
+
+    def read(self, out: Tensor) -> Tensor:
+        for item, piece in self._pieces(out):
+            piece.copy_(item)
+        return out
+
+    def write(self, vector: Tensor) -> None:
+        for item, piece in self._pieces(vector):
+            item.copy_(piece if item.is_floating_point() else piece.round())
+
+    def new(self) -> Tensor:
+        device = self.items[0].device if self.items else "cpu"
+        return torch.zeros(self.size, dtype=self.dtype, device=device)
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        return {
+            name: (piece if item.is_floating_point() else piece.round().to(item.dtype))
+            for name, (item, piece) in zip(self.names, self._pieces(vector), strict=True)
+        }
+
+
+def _layout(sizes: list[int], element_size: int) -> tuple[list[int], int]:
+    """Aligned offsets of pieces of these sizes, and the length of the whole."""
+    step = ALIGN // element_size
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-size // step) * step
+    return offsets, end

@@ -1,0 +1,151 @@
+"""Rank 0 beside its server step: gives orders, evaluates, reports, decides on saves, ends the run."""
+
+import logging
+import os
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from fl_dist import faults
+from fl_dist.checkpoint import Manifest, Saver, read_file
+from fl_dist.clock import Clock
+from fl_dist.downlink import Downlink
+from fl_dist.evaluate import Evaluator
+from fl_dist.folder import METRICS, MODEL, MetricsFile, RunFolder, write_atomically
+from fl_dist.monitor.console import Console, summarise, summary_lines
+from fl_dist.monitor.mirror import Mirror, open_mirror
+from fl_dist.server import Outcome, Server
+from fl_dist.sums import Uplink
+from fl_dist.world import World
+
+log = logging.getLogger("fl_dist")
+
+
+class NoHead:
+    """The other ranks: no orders to give, nothing to report."""
+
+    def order(self, index: int, cohort: list[int], home: dict[int, int], down: Downlink) -> None:
+        pass
+
+    def snapshot(self) -> tuple[None, dict[str, Any]]:
+        return None, {}
+
+    def step(self, index: int, cohort: list[int], assignment: dict[int, int], up: Uplink) -> None:
+        pass
+
+    def catch_up(self) -> None:
+        pass
+
+    def finish(self) -> bool:
+        return True
+
+
+class Head:
+    def __init__(
+        self, world: World, workers: list[int], folder: RunFolder, saver: Saver, clock: Clock, start: Manifest | None
+    ) -> None:
+        self.world, self.folder, self.saver, self.clock = world, folder, saver, clock
+        self.server = Server(world, workers)
+        self.evaluate = Evaluator(world, world.config.evaluate.batch_size)
+        self.metrics = MetricsFile(folder.path / METRICS)
+        self.stopping = False
+        self._pending: dict[str, Any] | None = None
+        done = 0 if start is None else start.round
+        self.rows = self.metrics.cut(done - 1)
+        if start is not None:
+            self._restore(start)
+        self.console = Console(world.config.rounds, done)
+        self.mirror: Mirror = open_mirror(world.config, folder.path, self.rows)
+        self._last_save = done
+
+    def _restore(self, start: Manifest) -> None:
+        tensors = read_file(self.folder.checkpoints, start.server, start.files[start.server])
+        self.server.buffers = tensors.pop("buffers").to(self.world.device)
+        for name, tensor in tensors.items():
+            setattr(self.server.vars, name, tensor.to(self.world.device))
+        self.server.speeds.restore(start.extra["speeds"])
+        self._pending = start.extra["row"]
+
+    def order(self, index: int, cohort: list[int], home: dict[int, int], down: Downlink) -> None:
+        """Fill the downlink: the model for round `index`, who runs whom, whether to save first or to stop."""
+        rounds, every = self.world.config.rounds, self.world.config.checkpoint.every
+        stop = self.stopping or index == rounds
+        due = every > 0 and index - self._last_save >= (1 if stop else every)
+        if stop:
+            self.saver.join()
+        self.saving = due and not self.saver.busy
+        if self.saving:
+            self._last_save = index
+        down.fill(self.server.publish(index, len(cohort)), self.server.buffers)
+        down.order(self.saving, stop, cohort, self.server.assign(cohort, home))
+        faults.point("broadcast")
+
+    def snapshot(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """The server's variables as they are now, for a save."""
+        tensors = {n: t.detach().cpu().clone() for n, t in vars(self.server.vars).items()}
+        tensors["buffers"] = self.server.buffers.cpu().clone()
+        return tensors, {"row": self._pending or self.rows[-1], "speeds": self.server.speeds.dump()}
+
+    def step(self, index: int, cohort: list[int], assignment: dict[int, int], up: Uplink) -> None:
+        faults.point("server")
+        with self.clock("server"):
+            outcome = self.server.step(index, cohort, assignment, up)
+        self.stopping = self.stopping or up.signals()[0] > 0
+        self._pending = self._row(outcome)
+        self.clock.restart()
+
+    def _row(self, outcome: Outcome) -> dict[str, Any]:
+        row: dict[str, Any] = {"round": outcome.index + 1, "test_loss": None, "test_accuracy": None}
+        facts = asdict(outcome)
+        row |= {"train_loss": facts["train_loss"], "clients": len(outcome.survivors), "dropped": outcome.dropped}
+        row |= {k: facts[k] for k in ("bytes_down", "bytes_up", "forwards", "backwards")}
+        row |= {"lr": self.world.config.lr(outcome.index), "seconds": self.clock.read(outcome.local_seconds)}
+        return row
+
+    def catch_up(self) -> None:
+        """Evaluate the model of the last round and report the round, if that is still to be done."""
+        row, self._pending = self._pending, None
+        if row is None:
+            return
+        every, rounds = self.world.config.evaluate.every, self.world.config.rounds
+        if row["round"] % every == 0 or row["round"] == rounds:
+            with self.clock("evaluate"):
+                row |= self.evaluate(self.server.vars.x, self.server.buffers)
+        self._report(row)
+
+    def _report(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        try:
+            self.metrics.append(row)
+        except OSError as e:
+            log.warning("metrics.jsonl could not be written: %s; the row is kept and tried again", e.strerror)
+        self.mirror.row(row)
+        self.console.row(row)
+
+    def finish(self) -> bool:
+        """After the last round: the model, the summary. False if no checkpoint could be made."""
+        self.catch_up()
+        self.console.close()
+        self.saver.join()
+        if self.stopping and self.rows[-1]["round"] < self.world.config.rounds:
+            self.console.say(f"interrupted after round {self.rows[-1]['round']}; start it again to resume")
+            self.mirror.close({})
+            return True
+        self._write_model()
+        summary = summarise(self.rows, self.world.config.evaluate.last)
+        dropped = sum(len(r["dropped"]) for r in self.rows)
+        for line in summary_lines(summary, os.fspath(self.folder.path), dropped):
+            self.console.say(line)
+        self.mirror.close(summary)
+        if self.saver.failed and not self.saver.made:
+            log.error("no checkpoint could be written in this run: %s", self.saver.failure)
+            return False
+        return True
+
+    def _write_model(self) -> None:
+        model = self.world.model
+        tensors = {n: t.cpu().contiguous().clone() for n, t in model.named(self.server.vars.x).items()}
+        tensors |= {n: t.cpu().contiguous().clone() for n, t in model.buffers.named(self.server.buffers).items()}
+        write_atomically(self.folder.path / MODEL, save(tensors))

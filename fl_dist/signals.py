@@ -1,0 +1,61 @@
+"""A signal asks the run to end after the current round; after the grace time it ends at once."""
+
+import logging
+import os
+import signal
+import threading
+from types import TracebackType
+
+REQUEUE = 75
+"""Exit code of an interrupted run that can be resumed (EX_TEMPFAIL)."""
+HANDLED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+log = logging.getLogger("fl_dist")
+
+
+class StopRequest:
+    """Context: signals set `requested`. A thread listens, for the main one may be waiting for other ranks."""
+
+    def __init__(self, grace: float) -> None:
+        self.grace, self.requested = grace, False
+        self._active = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> "StopRequest":
+        if self._active:
+            self._read, self._write = os.pipe()
+            os.set_blocking(self._write, False)
+            self._old = {s: signal.signal(s, lambda *_: None) for s in HANDLED}
+            self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            threading.Thread(target=self._listen, args=(self._read,), daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._active:
+            signal.set_wakeup_fd(self._old_fd)
+            for number, handler in self._old.items():
+                signal.signal(number, handler)
+            os.close(self._write)
+
+    def _listen(self, pipe: int) -> None:
+        handled = {int(s) for s in HANDLED}
+        while received := os.read(pipe, 1):
+            if received[0] in handled:
+                self._request(signal.Signals(received[0]).name)
+        os.close(pipe)
+
+    def _request(self, name: str) -> None:
+        if self.requested:
+            return
+        self.requested = True
+        log.warning("%s received: the run ends after this round, or in %g s without it", name, self.grace)
+        timer = threading.Timer(self.grace, self._abandon)
+        timer.daemon = True
+        timer.start()
+
+    def _abandon(self) -> None:
+        if self.requested:
+            log.warning("the round did not end within the grace time; it is abandoned, the last checkpoint stays")
+            os._exit(REQUEUE)
+
+    def settle(self) -> None:
+        """The run has ended by itself: the grace time no longer counts."""
+        self.requested = False

@@ -1,0 +1,75 @@
+"""Per-client variables: they live on the worker that last ran the client and move to the one that runs it next."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from fl_dist.comm import Comm
+from fl_dist.core import Vars
+
+Template = dict[str, tuple[tuple[int, ...], torch.dtype]]
+Read = Callable[[int], dict[str, Tensor] | None]
+
+
+class ClientStates:
+    """This rank's share of the clients' variables, in host memory."""
+
+    def __init__(self, template: Template, comm: Comm, saved: Read) -> None:
+        self.template, self.comm, self._saved = template, comm, saved
+        self._held: dict[int, dict[str, Tensor]] = {}
+        self.home: dict[int, int] = {}
+        """Client -> the rank that holds its variables; the same on every rank."""
+        self.unsaved: set[int] = set()
+
+    def move(self, assignment: Mapping[int, int]) -> None:
+        """Send and fetch what the round's assignment asks for."""
+        if not self.template:
+            return
+        me = self.comm.rank
+        moves = [(c, self.home[c], to) for c, to in sorted(assignment.items()) if self.home.get(c, to) != to]
+        sends = [(self._pack(self._held.pop(c)), to) for c, source, to in moves if source == me]
+        arriving = {c: self._empty() for c, _, to in moves if to == me}
+        self.comm.exchange(sends, [(arriving[c], source) for c, source, to in moves if to == me])
+        self._held.update({c: self._unpack(buffer) for c, buffer in arriving.items()})
+        # A variable that has not been saved stays unsaved at its new home.
+        self.unsaved -= {c for c, source, _ in moves if source == me}
+        self.unsaved |= set(arriving)
+        self.home.update(assignment)
+
+    def load(self, client: int, device: torch.device) -> Vars | None:
+        """A copy of the client's variables on the device, or None before its first round."""
+        if client not in self._held:
+            saved = self._saved(client) if self.template else None
+            if saved is None:
+                return None
+            self._held[client] = saved
+        return Vars(**{n: t.to(device, copy=True) for n, t in self._held[client].items()})
+
+    def store(self, client: int, state: Vars) -> None:
+        """Replace the client's variables; what others hold of the old ones stays as it was."""
+        if self.template:
+            self._held[client] = {n: getattr(state, n).cpu() for n in self.template}
+            self.unsaved.add(client)
+
+    def take_unsaved(self) -> dict[int, dict[str, Tensor]]:
+        """The variables changed since the last call: tensors that nobody writes to any more."""
+        changed = {c: self._held[c] for c in sorted(self.unsaved) if c in self._held}
+        self.unsaved.clear()
+        return changed
+
+    def _empty(self) -> Tensor:
+        return torch.empty(
+            sum(torch.Size(s).numel() * d.itemsize for s, d in self.template.values()), dtype=torch.uint8
+        )
+
+    def _pack(self, held: dict[str, Tensor]) -> Tensor:
+        return torch.cat([held[n].contiguous().view(-1).view(torch.uint8) for n in self.template])
+
+    def _unpack(self, buffer: Tensor) -> dict[str, Tensor]:
+        held, start = {}, 0
+        for name, (shape, dtype) in self.template.items():
+            size = torch.Size(shape).numel() * dtype.itemsize
+            held[name] = buffer[start : start + size].clone().view(dtype).view(shape)
+            start += size
+        return held

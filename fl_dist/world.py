@@ -1,0 +1,102 @@
+"""Everything that a configuration means and that every rank builds alike: data, clients, model, algorithm."""
+
+import torch
+from torch import Tensor, nn
+
+from fl_dist import plan
+from fl_dist.algorithms import build
+from fl_dist.client import DTYPES, Samples
+from fl_dist.config import Config, schedule
+from fl_dist.core import Round, Vars
+from fl_dist.data import datasets
+from fl_dist.data.augment import augmentations
+from fl_dist.data.partition import split
+from fl_dist.flat import Flat
+from fl_dist.models import load_init, models
+from fl_dist.randomness import torch_seed
+from fl_dist.state import Template
+
+
+class World:
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.schedule = schedule(config)
+        self.largest = plan.largest_cohort(config.clients, self.schedule)
+        self.algorithm = build(config.algorithm)
+        self.dataset = datasets.build(config.data["name"], _settings(config.data))
+        self._check_finite()
+        labels, partition = self.dataset.y_train.numpy(), config.partition
+        rows = split(
+            partition["name"], _settings(partition), labels, config.clients.total, config.seed, self.dataset.client
+        )
+        augment = augmentations.build(config.augment["name"], _settings(config.augment))
+        self.samples = Samples(self.dataset, rows, augment, config.local, device)
+        self.model, self.twin = Flat(self._module()), Flat(self._module())
+        self.initial = self.model.vector.clone()
+        self.initial_buffers = self.model.buffers.read(self.model.buffers.new())
+        self._is_weight = torch.zeros_like(self.initial, dtype=torch.bool)
+        for name, view in self.model.named(self._is_weight).items():
+            view.fill_("weight" in name)
+        self.template = self._template()
+        self.most_samples = max(map(self.samples.count, range(config.clients.total)))
+
+    def _module(self) -> nn.Module:
+        settings = _settings(self.config.model)
+        init = settings.pop("init", None)
+        torch.manual_seed(torch_seed(self.config.seed, "model"))
+        module = models.build(self.config.model["name"], settings, self.dataset.shape, self.dataset.classes)
+        if init is not None:
+            load_init(module.to(DTYPES[self.config.local.precision]), init)
+        return module.to(self.device, DTYPES[self.config.local.precision])
+
+    def _check_finite(self) -> None:
+        for name in ("x_train", "x_test"):
+            x: Tensor = getattr(self.dataset, name)
+            if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+                raise ValueError(f"data {self.config.data['name']}: {name} holds values that are not finite")
+
+    def _template(self) -> Template:
+        r = self.round(0, 1)
+        state = self.algorithm.client_init(self.algorithm.publish(self.algorithm.server_init(self.initial), r), r)
+        return {n: (tuple(t.shape), t.dtype) for n, t in vars(state).items()}
+
+    def cohort(self, index: int) -> list[int]:
+        return plan.cohort(self.config.clients, self.schedule, self.config.seed, index)
+
+    def cost(self, client: int) -> float:
+        """Estimated work of a client's round: samples passed, times the passes of the algorithm."""
+        forwards, backwards = self.algorithm.passes
+        return self.config.local.epochs * self.samples.count(client) * (forwards + 2 * backwards)
+
+    def weight(self, client: int, by: str) -> float:
+        """A client's weight in a mean: at most 1, and independent of who else takes part."""
+        return self.samples.count(client) / self.most_samples if by == "samples" else 1.0
+
+    def round(self, index: int, participants: int, client: int | None = None) -> Round:
+        return Round(
+            index=index,
+            lr=self.config.lr(index),
+            participants=participants,
+            clients=self.config.clients.total,
+            initial=self.initial,
+            is_weight=self._is_weight,
+            channels=self.dataset.shape[0],
+            steps=0 if client is None else self.samples.steps(client),
+            samples=0 if client is None else self.samples.count(client),
+        )
+
+    def upload_sizes(self) -> dict[str, int]:
+        """Entries of each sum that goes up: the update, the buffers, the algorithm's own."""
+        uploads = {n: 1 if u.scalar else self.model.size for n, u in self.algorithm.uploads.items()}
+        return {UPDATE: self.model.size, BUFFERS: self.model.buffers.size, **uploads}
+
+    def published(self) -> Vars:
+        """Tensors of the shapes that go down."""
+        return self.algorithm.publish(self.algorithm.server_init(self.initial), self.round(0, 1))
+
+
+UPDATE, BUFFERS = "update", "buffers"
+
+
+def _settings(section: dict[str, object]) -> dict[str, object]:
+    return {k: v for k, v in section.items() if k != "name"}

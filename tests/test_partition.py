@@ -1,0 +1,272 @@
+"""Each partition has the sizes, classes and repetitions that its definition promises."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fl_dist.data import dirichlet as draw
+from fl_dist.data.partition import partitions, split
+
+
+ONCE = ("balanced", "unbalanced", "grouped")
+REPEATING = ("sequential", "per_client")
+
+
+def balanced_labels(classes: int, each: int) -> np.ndarray:
+    return np.random.default_rng(9).permutation(np.repeat(np.arange(classes), each))
+
+
+CIFAR10 = balanced_labels(10, 5000)
+CIFAR100 = balanced_labels(100, 500)
+SMALL = balanced_labels(7, 61)
+
+
+def dirichlet(labels: np.ndarray, clients: int, seed: int = 0, **settings: Any) -> list[np.ndarray]:
+    return split("dirichlet", settings, labels, clients, seed, None)
+
+
+def classes(parts: list[np.ndarray], labels: np.ndarray) -> list[int]:
+    """How many classes each client has."""
+    return [len(np.unique(labels[part])) for part in parts]
+
+
+def sizes(parts: list[np.ndarray]) -> list[int]:
+    return [len(part) for part in parts]
+
+
+def all_once(parts: list[np.ndarray], rows: int) -> bool:
+    return np.concatenate(parts).size == rows == np.unique(np.concatenate(parts)).size
+
+
+def digest(parts: list[np.ndarray]) -> str:
+    return hashlib.sha256(b"|".join(part.astype("<i8").tobytes() for part in parts)).hexdigest()
+
+
+def message(*args: Any, **settings: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        split(args[0], settings, *args[1:])
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+EVERY = [
+    ("iid", {}),
+    ("shards", {"per_client": 3}),
+    *(("dirichlet", {"variant": variant, "alpha": 0.5}) for variant in (*ONCE, *REPEATING)),
+]
+
+
+def test_every_setting_has_a_description() -> None:
+    for name in partitions:
+        assert all(field.description for field in partitions.schema(name).model_fields.values())
+
+
+@pytest.mark.parametrize(("name", "settings"), EVERY)
+def test_split_is_a_pure_function_of_seed_and_labels(name: str, settings: dict[str, Any]) -> None:
+    np.random.seed(1)
+    labels = SMALL.copy()
+    first = digest(split(name, settings, labels, 20, 5, None))
+    np.random.seed(2)
+    assert digest(split(name, settings, labels, 20, 5, None)) == first
+    assert digest(split(name, settings, labels, 20, 6, None)) != first
+    assert (labels == SMALL).all()
+
+
+@pytest.mark.parametrize(("name", "settings"), EVERY)
+def test_rows_are_ascending_and_within_the_data(name: str, settings: dict[str, Any]) -> None:
+    parts = split(name, settings, SMALL, 20, 0, None)
+    assert len(parts) == 20
+    assert all((np.diff(part) >= 0).all() and part[0] >= 0 and part[-1] < len(SMALL) for part in parts)
+
+
+def test_partitions_of_a_seed_stay_what_they_are() -> None:
+    assert (
+        digest(split("iid", {}, SMALL, 20, 0, None))
+        == "fe3a1831c139ad21b159404612cf177adf992d0a4b3fb29ff741253d901bae09"
+    )
+    assert digest(dirichlet(SMALL, 20)) == "1ee67b566663b873bbe5fdd8799cd00c656c0842e211775f5e27bb44aadb227c"
+
+
+def test_iid_parts_are_equal() -> None:
+    parts = split("iid", {}, SMALL, 20, 0, None)
+    assert all_once(parts, 427) and set(sizes(parts)) == {21, 22}
+
+
+@pytest.mark.parametrize("variant", ONCE)
+def test_variants_without_replacement_use_every_row_once(variant: str) -> None:
+    for alpha in (0.1, 1, 10):
+        parts = dirichlet(CIFAR10, 100, variant=variant, alpha=alpha)
+        assert all_once(parts, 50_000)
+        assert variant == "unbalanced" or set(sizes(parts)) == {500}
+
+
+@pytest.mark.parametrize("variant", ["balanced", "grouped"])
+def test_equal_parts_differ_by_one_row_where_rows_do_not_divide(variant: str) -> None:
+    parts = dirichlet(SMALL, 23, variant=variant)
+    assert all_once(parts, 427) and set(sizes(parts)) == {18, 19}
+
+
+@pytest.mark.parametrize(("labels", "number"), [(CIFAR10, 10), (CIFAR100, 100)])
+def test_balanced_with_alpha_0_gives_one_class_each(labels: np.ndarray, number: int) -> None:
+    parts = dirichlet(labels, 100, alpha=0)
+    assert classes(parts, labels) == [1] * 100 and set(sizes(parts)) == {500} and all_once(parts, 50_000)
+    assert len({labels[part[0]] for part in parts}) == number
+
+
+@pytest.mark.parametrize(
+    ("labels", "alpha", "low", "high"),
+    [
+        (CIFAR10, 0.005, 1.1, 1.6),
+        (CIFAR10, 10, 9.7, 10),
+        (CIFAR100, 0.005, 3.4, 5.2),
+        (CIFAR100, 10, 94, 99.5),
+    ],
+)
+def test_balanced_has_as_many_classes_a_client_as_the_published_files(
+    labels: np.ndarray, alpha: float, low: float, high: float
+) -> None:
+    means = [np.mean(classes(dirichlet(labels, 100, seed, alpha=alpha), labels)) for seed in range(5)]
+    assert low < np.mean(means) < high
+
+
+def test_drawing_without_replacement_drops_a_class_that_is_used_up() -> None:
+    rng, logs = np.random.default_rng(0), np.log([0.3, 0.7])
+    drawn = np.array([draw._without_replacement(logs, np.array([3, 100]), 10, rng) for _ in range(4000)])
+    # One by one, the first class has min(3, Binomial(10, 0.3)) rows: it is used up with probability 0.6172.
+    assert (drawn.sum(1) == 10).all() and drawn[:, 0].max() == 3
+    assert abs(np.mean(drawn[:, 0] == 3) - 0.6172) < 0.03
+    assert abs(np.mean(drawn[:, 0] == 0) - 0.7**10) < 0.015
+
+
+def test_proportions_are_dirichlet() -> None:
+    rng, alpha, k = np.random.default_rng(0), 0.3, 5
+    p = draw._proportions(draw._log_gammas(rng, alpha, (40_000, k)))
+    assert np.allclose(p.sum(1), 1)
+    assert np.allclose(p.mean(0), 1 / k, atol=0.01)
+    assert np.allclose(p.var(0), (1 / k) * (1 - 1 / k) / (k * alpha + 1), atol=0.003)
+
+
+def test_proportions_do_not_underflow() -> None:
+    logs = draw._log_gammas(np.random.default_rng(0), 1e-9, (100, 10))
+    one_hot = draw._proportions(logs)
+    others = draw._proportions(logs, one_hot == 0)
+    assert (one_hot.max(1) == 1).all() and (others.max(1) == 1).all() and (others * one_hot == 0).all()
+
+
+def test_unbalanced_keeps_the_smallest_size() -> None:
+    parts = dirichlet(CIFAR10, 100, variant="unbalanced", alpha=0.3, min_size=20)
+    assert all_once(parts, 50_000) and min(sizes(parts)) >= 20 and max(sizes(parts)) > 800
+
+
+def test_unbalanced_gives_up_with_advice() -> None:
+    text = message("dirichlet", CIFAR10, 100, 0, None, variant="unbalanced", alpha=0.001)
+    assert "fewer than 1 rows" in text and "raise partition.alpha" in text
+
+
+@pytest.mark.parametrize("variant", REPEATING)
+@pytest.mark.parametrize("alpha", [0, 0.1, 10])
+def test_repeating_variants_are_equal_in_size_and_repeat_a_row_only_after_its_class(variant: str, alpha: float) -> None:
+    parts = dirichlet(CIFAR10, 100, variant=variant, alpha=alpha)
+    assert set(sizes(parts)) == {500}
+    used = np.bincount(np.concatenate(parts), minlength=50_000)
+    for label in range(10):
+        assert np.ptp(used[label == CIFAR10]) <= 1
+    assert used.max() > 1
+
+
+@pytest.mark.parametrize(("alpha", "low", "high"), [(0, 1, 1), (0.1, 4, 6), (10, 9.99, 10)])
+@pytest.mark.parametrize("variant", REPEATING)
+def test_repeating_variants_follow_the_prior(variant: str, alpha: float, low: float, high: float) -> None:
+    assert low <= np.mean(classes(dirichlet(CIFAR10, 100, variant=variant, alpha=alpha), CIFAR10)) <= high
+
+
+@pytest.mark.parametrize(
+    ("classes_", "each", "total"),
+    [(10, 5000, 36_223), (100, 500, 36_029), (10, 9000, 65_204), (4, 30_000, 87_709)],
+)
+def test_long_tail_totals_of_fedgmt(classes_: int, each: int, total: int) -> None:
+    labels = np.repeat(np.arange(classes_), each)
+    parts = dirichlet(labels, 100, variant="grouped", imbalance=0.5)
+    kept = np.bincount(labels[np.concatenate(parts)])
+    assert all_once(parts, total) and kept[0] == each and kept[-1] == each // 2
+    assert (np.diff(kept) <= 0).all() and max(sizes(parts)) - min(sizes(parts)) <= 1
+
+
+@pytest.mark.parametrize("variant", [*ONCE, *REPEATING])
+def test_long_tail_works_with_every_variant(variant: str) -> None:
+    rows = np.concatenate(dirichlet(CIFAR10, 100, variant=variant, alpha=1, imbalance=0.5))
+    assert len(rows) == (36_200 if variant in REPEATING else 36_223)
+    assert len(np.unique(rows[CIFAR10[rows] == 9])) <= 2500
+
+
+def test_long_tail_keeps_a_random_part_of_each_class() -> None:
+    first, second = (np.concatenate(dirichlet(CIFAR10, 100, seed, imbalance=0.1)) for seed in (0, 1))
+    last = [set(rows[CIFAR10[rows] == 9]) for rows in (first, second)]
+    assert len(last[0]) == len(last[1]) == 500 and len(last[0] & last[1]) < 150
+
+
+def test_groups_give_each_client_half_of_the_mean_before_the_cut() -> None:
+    rng, amounts = np.random.default_rng(0), [500, 480, 0, 520, 490, 510, 700, 300]
+    for alpha in (0.05, 1):
+        counts = draw._group_counts(amounts, 10, alpha, rng)
+        assert counts.sum(0).tolist() == amounts and counts.min() >= 0
+        assert counts.sum(1).min() >= 175
+
+
+def test_groups_give_up_with_advice() -> None:
+    text = message("dirichlet", np.repeat([0, 1], 500), 10, 0, None, variant="grouped", alpha=0)
+    assert "half of the mean" in text and "choose variant balanced" in text
+
+
+def test_grouped_follows_alpha() -> None:
+    means = [np.mean(classes(dirichlet(CIFAR10, 100, variant="grouped", alpha=a), CIFAR10)) for a in (0.01, 0.1, 1)]
+    assert means[0] < 3 < means[1] < 6 < means[2]
+
+
+@pytest.mark.parametrize(("labels", "per_client", "size"), [(CIFAR10, 2, 250), (CIFAR100, 10, 50)])
+def test_shards_are_whole_and_of_one_class(labels: np.ndarray, per_client: int, size: int) -> None:
+    parts = split("shards", {"per_client": per_client}, labels, 100, 0, None)
+    assert all_once(parts, 50_000) and set(sizes(parts)) == {500}
+    assert max(classes(parts, labels)) == per_client and min(classes(parts, labels)) < per_client
+    assert all((np.bincount(labels[part]) % size == 0).all() for part in parts)
+
+
+def test_shards_cut_the_largest_classes_once_more_where_they_do_not_divide() -> None:
+    labels = np.repeat([0, 1, 2], [10, 30, 20])
+    parts = split("shards", {"per_client": 1}, labels, 5, 0, None)
+    shapes = sorted((labels[part[0]], len(part)) for part in parts)
+    assert all_once(parts, 60) and shapes == [(0, 10), (1, 15), (1, 15), (2, 10), (2, 10)]
+
+
+def test_shards_must_hold_every_class() -> None:
+    assert "cannot hold 100 classes" in message("shards", CIFAR100, 30, 0, None, per_client=3)
+
+
+def test_given_ids_are_used_as_they_are() -> None:
+    parts = split("given", {}, np.zeros(6, int), 3, 0, np.array([2, 0, 1, 0, 2, 2]))
+    assert [part.tolist() for part in parts] == [[1, 3], [2], [0, 4, 5]]
+
+
+def test_given_ids_must_fit_the_clients() -> None:
+    labels, ids = np.zeros(6, int), np.array([3, 0, 1, 0, 3, 3])
+    assert "brings no client ids" in message("given", labels, 4, 0, None)
+    assert "has a client 3, clients.total is 3; set it to 4" in message("given", labels, 3, 0, ids)
+    assert "client 2 without training rows" in message("given", labels, 4, 0, ids)
+
+
+def test_more_clients_than_rows_is_an_error() -> None:
+    assert "8 clients cannot share 7 training rows" in message("iid", np.zeros(7, int), 8, 0, None)
+    assert "partition.imbalance" in message("dirichlet", np.repeat([0, 1], 10), 15, 0, None, imbalance=0.1)
+
+
+def test_a_client_without_rows_is_named() -> None:
+    labels = np.repeat([0, 1], [1, 99])
+    assert "leaves client" in message("shards", labels, 20, 0, None, per_client=1)
+
+
+@pytest.mark.parametrize("settings", [{"alpha": -1.0}, {"imbalance": 2.0}, {"variant": "dir"}, {"alpha": np.inf}])
+def test_settings_out_of_range_are_errors(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        dirichlet(SMALL, 5, **settings)
