@@ -13,7 +13,7 @@ from fl_dist.config import Local
 from fl_dist.core import Algorithm, Batch, Round, Vars
 from fl_dist.data import Dataset, normalise
 from fl_dist.flat import Flat
-from fl_dist.randomness import torch_generator, torch_seed
+from fl_dist.randomness import seed_global, torch_generator, torch_seed
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bf16": torch.float32}
 
@@ -97,9 +97,12 @@ class LocalTraining:
         self.model, self.twin, self.algorithm, self.samples = model, twin, algorithm, samples
         self.local, self.seed, self.deadline = local, seed, deadline
         self.gradient = torch.zeros_like(model.vector)
+        self._gradient_views = model.views(self.gradient)
         self.delta = torch.zeros_like(model.vector)
         self.buffers = model.buffers.new()
         self.forwards = self.backwards = 0
+        model.module.train()
+        twin.module.eval()
         self.optimiser = torch.optim.SGD(
             [model.vector], lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
         )
@@ -121,14 +124,12 @@ class LocalTraining:
         return Trained(self.delta, self.buffers, sent, vectors, kept, loss, seconds, passes)
 
     def _start(self, client: int, s: Vars, buffers: Tensor, r: Round) -> None:
-        torch.manual_seed(torch_seed(self.seed, "dropout", r.index, client))
+        seed_global(torch_seed(self.seed, "dropout", r.index, client), self.model.vector.device)
         self.optimiser.state.clear()
         self.optimiser.param_groups[0]["lr"] = r.lr
         self.model.vector.copy_(s.x)
         self.model.buffers.write(buffers)
         self.twin.buffers.write(buffers)
-        self.model.module.train()
-        self.twin.module.eval()
 
     def _steps(self, client: int, s: Vars, state: Vars, r: Round) -> float:
         w, total = self.model.vector, torch.zeros((), dtype=torch.float64, device=self.model.vector.device)
@@ -137,7 +138,8 @@ class LocalTraining:
             step = self.algorithm.oracle(grad, s, state, r)(w)
             w.grad = self._clip(step)
             self.optimiser.step()
-            total += grad.loss
+            if grad.loss is not None:
+                total += grad.loss
             if self.deadline is not None and time.perf_counter() - self._began > self.deadline:
                 raise ClientFailure(f"local training took longer than clients.deadline, {self.deadline:g} s")
         return float(total) / r.steps
@@ -149,7 +151,9 @@ class LocalTraining:
 
     def logits(self, model: Flat, x: Tensor) -> Tensor:
         self.forwards += 1
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.local.precision == "bf16"):
+        if self.local.precision != "bf16":
+            return model.module(x)
+        with torch.autocast(x.device.type, torch.bfloat16):
             return model.module(x).to(x.dtype)
 
     @torch.no_grad()
@@ -163,7 +167,8 @@ class LocalTraining:
         self.backwards += 1
         self.model.clear_gradients()
         loss.backward()
-        return self.model.gather_gradients(self.gradient)
+        self.model.gather_gradients(self._gradient_views)
+        return self.gradient
 
     def _full_gradient(self, client: int, s: Vars) -> Tensor:
         self.model.module.eval()
@@ -182,6 +187,7 @@ class _BatchOracle:
     def __init__(self, training: LocalTraining, batch: Batch, s: Vars, state: Vars) -> None:
         self.training, self.batch, self.s, self.state = training, batch, s, state
         self.loss: Tensor | None = None
+        """Without penalties, at the first point asked for."""
 
     def __call__(self, w: Tensor) -> Tensor:
         t, model, (x, y) = self.training, self.training.model, self.batch

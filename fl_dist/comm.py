@@ -1,6 +1,8 @@
 """One interface for one process and for many: the only importer of torch.distributed."""
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import socket
@@ -30,8 +32,9 @@ class Comm(Protocol):
     workers: Sequence[int]
     sent: int
 
-    @property
-    def overlaps(self) -> bool: ...
+    overlaps: bool
+    """Rank 0 trains no clients, and so has time while the others do."""
+
     def broadcast(self, buffer: Tensor) -> None: ...
     def reduce(self, buffer: Tensor) -> None: ...
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None: ...
@@ -46,11 +49,11 @@ class Alone:
     """One process is server and worker."""
 
     def __init__(self, topology: Topology) -> None:
-        self.rank, self.size, self.workers, self.sent = 0, 1, (0,), 0
+        self.rank, self.size, self.sent = 0, 1, 0
+        self.workers: Sequence[int] = (0,)
         self.device = pick_device(topology, 0, 1)
+        self.overlaps = False
         self._posts: dict[str, str] = {}
-
-    overlaps = False
 
     def broadcast(self, buffer: Tensor) -> None:
         pass
@@ -86,7 +89,8 @@ class Cluster:
         size = int(os.environ["WORLD_SIZE"])
         if size == 1 and not shared:
             raise ValueError(
-                "one rank leaves no worker beside the dedicated server: start at least 2 ranks, or set topology.server=shared"
+                "one rank leaves 0 workers beside the dedicated server: start at least 2 ranks, "
+                "or set topology.server=shared"
             )
         local = int(os.environ.get("LOCAL_RANK", 0))
         self.device = pick_device(topology, local, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
@@ -95,9 +99,9 @@ class Cluster:
         nccl = self.device.type == "cuda" and not topology.oversubscribe
         backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
         timeout = timedelta(seconds=comm.timeout)
-        self._store, self.rank, self.size = next(dist.rendezvous("env://", timeout=timeout))
+        store, self.rank, self.size = _rendezvous(comm.timeout)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = dist.PrefixStore(f"fl_dist/{attempt}", self._store)
+        self._store = dist.PrefixStore(f"fl_dist/{attempt}/{next(_runs)}", store)
         dist.init_process_group(
             backend, store=dist.PrefixStore("group", self._store), rank=self.rank, world_size=self.size, timeout=timeout
         )
@@ -122,6 +126,7 @@ class Cluster:
         with self._watch():
             pending = [dist.isend(t, to) for t, to in sends] + [dist.irecv(t, source) for t, source in receives]
             for work in pending:
+                assert work is not None
                 work.wait()
         self.sent += sum(t.nbytes for t, _ in sends)
 
@@ -192,6 +197,15 @@ class Cluster:
                 break
             time.sleep(0.05)
         return missing
+
+
+_runs = itertools.count()
+
+
+@functools.cache
+def _rendezvous(timeout: float) -> tuple[dist.Store, int, int]:
+    """The store of this process and its place; kept, because a process may run several configurations in turn."""
+    return next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
 
 
 def connect(topology: Topology, comm: Communication) -> Comm:

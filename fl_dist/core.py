@@ -7,7 +7,7 @@ Conventions: an update points downhill; `delta` is a client's y_K - z; gradient-
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor

@@ -46,11 +46,10 @@ class Flat:
         for p in self.params:
             p.grad = None
 
-    def gather_gradients(self, out: Tensor) -> Tensor:
-        """Copy the parameters' gradients into the flat vector `out`; an unused parameter's is 0."""
-        for p, view in zip(self.params, self.views(out), strict=True):
+    def gather_gradients(self, views: list[Tensor]) -> None:
+        """Copy the parameters' gradients into the `views` of a vector; an unused parameter's is 0."""
+        for p, view in zip(self.params, views, strict=True):
             view.zero_() if p.grad is None else view.copy_(p.grad)
-        return out
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """Parameter name -> its piece of `vector`."""

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from fl_dist import config as configuration
-from fl_dist.checkpoint import Damaged, Manifest, newest
+from fl_dist.checkpoint import Manifest, newest
 from fl_dist.client import ClientFailure
 from fl_dist.comm import Comm, Lost, connect
 from fl_dist.config import Config, ConfigError
@@ -33,7 +33,7 @@ EXPECTED = (ValueError, OSError, ClientFailure, TooFewSurvivors, Lost, MemoryErr
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a configuration; the exit code. 2: bad configuration, 75: interrupted and resumable, 1: any other failure."""
+    """Run a configuration. Exit codes: 2 bad configuration, 75 interrupted but resumable, 1 any other failure."""
     arguments = _parse(sys.argv[1:] if argv is None else argv)
     speaks = os.environ.get("RANK", "0") == "0"
     try:
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m fl_dist.main",
-        description="Federated training: rank 0 is the server, the other ranks are workers; one process does everything.",
+        description="Federated training: rank 0 serves, the other ranks train; one process alone does everything.",
         epilog="keys (type, default, meaning):\n" + "\n".join(f"  {line}" for line in configuration.help_lines()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -28,12 +28,15 @@ def largest_cohort(clients: Clients, schedule: list[list[int]] | None) -> int:
 def assign(
     costs: Mapping[int, float], workers: Sequence[int], speeds: Mapping[int, float], home: Mapping[int, int]
 ) -> dict[int, int]:
-    """Client -> worker: longest first, each to where it ends soonest; on a tie to where its state is."""
+    """Client -> worker, longest first: to where its state is if that worker has room, else to where it ends soonest."""
     ends = dict.fromkeys(workers, 0.0)
+    room = sum(costs.values()) / sum(speeds.get(w, 1.0) for w in workers) * (1 + 1e-9)
     placed = {}
     for client in sorted(costs, key=lambda c: (-costs[c], c)):
         times = {w: ends[w] + costs[client] / speeds.get(w, 1.0) for w in workers}
-        best = min(workers, key=lambda w: (times[w], w != home.get(client), w))
+        soonest = min(workers, key=lambda w: (times[w], w))
+        at_home = home.get(client, soonest)
+        best = at_home if times.get(at_home, room + 1) <= room else soonest
         ends[best] = times[best]
         placed[client] = best
     return placed

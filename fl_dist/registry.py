@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, create_model
 
-
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,7 +70,7 @@ def nearest(word: str, valid: typing.Iterable[str]) -> str:
 
 
 def _schema(name: str, builder: Callable[..., Any]) -> type[Strict]:
-    function = builder.__init__ if isinstance(builder, type) else builder
+    function = builder.__init__ if isinstance(builder, type) else builder  # type: ignore[misc]
     hints = typing.get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {
         p.name: (hints[p.name], ... if p.default is p.empty else p.default)

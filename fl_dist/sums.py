@@ -46,7 +46,9 @@ class Uplink:
 
     def check(self, name: str, vector: Tensor, factor: float) -> None:
         """Raise OutOfRange unless `factor * vector` can be added."""
-        low, high = torch.aminmax(vector) if vector.numel() else (torch.zeros(()), torch.zeros(()))
+        if not vector.numel():
+            return
+        low, high = torch.aminmax(vector)
         largest = max(abs(float(low)), abs(float(high))) * abs(factor)
         if not math.isfinite(largest):
             raise OutOfRange(f"its {name} is not finite (a diverging loss or a learning rate too high)")

@@ -1,5 +1,7 @@
 """The loop: plan, broadcast, local training, reduce, server step; evaluation and saving beside the next round."""
 
+from torch import Tensor
+
 from fl_dist import faults
 from fl_dist.checkpoint import Manifest, Saver, read_file
 from fl_dist.clock import Clock
@@ -8,6 +10,7 @@ from fl_dist.downlink import Downlink
 from fl_dist.folder import RunFolder
 from fl_dist.head import Head, NoHead
 from fl_dist.signals import StopRequest
+from fl_dist.state import Read
 from fl_dist.sums import Uplink
 from fl_dist.worker import Worker
 from fl_dist.world import World
@@ -15,46 +18,71 @@ from fl_dist.world import World
 
 def train(world: World, comm: Comm, folder: RunFolder, start: Manifest | None, stop: StopRequest) -> bool:
     """Run the rounds that are left. False if the run ends well but not a single checkpoint could be made."""
-    config, clock = world.config, Clock()
-    saver = Saver(folder.checkpoints, comm, config.checkpoint.keep)
-    head = Head(world, list(comm.workers), folder, saver, clock, start) if comm.rank == 0 else NoHead()
-    worker = Worker(world, comm, _reader(folder, start))
-    down = Downlink(world.published(), world.initial_buffers, world.largest, comm.device)
-    up = Uplink(world.upload_sizes(), world.largest, config.comm.reduce, comm.device)
-    if comm.rank == 0:
-        saver.resume(start)
-    for index in range(start.round if start else 0, config.rounds + 1):
-        cohort = world.cohort(index) if index < config.rounds else []
-        with clock("broadcast"):
-            head.order(index, cohort, worker.states.home, down)
-            comm.broadcast(down.buffer)
-        save, last, assignment = down.read_orders(cohort)
-        with clock("checkpoint"):
-            if save:
-                worker.states.unsaved |= saver.take_back()
-                saver.start(index, worker.states.take_unsaved(), *head.snapshot())
+    session = Session(world, comm, folder, start, stop)
+    index = start.round if start else 0
+    while session.round(index):
+        index += 1
+    return session.finish()
+
+
+class Session:
+    """What one rank holds from round to round."""
+
+    def __init__(
+        self, world: World, comm: Comm, folder: RunFolder, start: Manifest | None, stop: StopRequest
+    ) -> None:
+        self.world, self.comm, self.stop, self.clock = world, comm, stop, Clock()
+        self.saver = Saver(folder.checkpoints, comm, world.config.checkpoint.keep)
+        self.head: Head | NoHead = NoHead()
+        if comm.rank == 0:
+            self.saver.resume(start)
+            self.head = Head(world, list(comm.workers), folder, self.saver, self.clock, start)
+        self.worker = Worker(world, comm, _reader(folder, start))
+        self.down = Downlink(world.published(), world.initial_buffers, world.largest, comm.device)
+        self.up = Uplink(world.upload_sizes(), world.largest, world.config.comm.reduce, comm.device)
+
+    def round(self, index: int) -> bool:
+        """One round; False if, instead, the server said that the run ends here."""
+        cohort = self.world.cohort(index) if index < self.world.config.rounds else []
+        with self.clock("broadcast"):
+            self.head.order(index, cohort, self.worker.states.home, self.down)
+            self.comm.broadcast(self.down.buffer)
+        save, last, assignment = self.down.read_orders(cohort)
+        if save:
+            with self.clock("checkpoint"):
+                self._save(index)
         if last:
-            break
-        if comm.overlaps:
-            head.catch_up()
-        with clock("local"):
-            worker.run(index, cohort, assignment, down, up)
-        up.signal(0, int(stop.requested))
-        with clock("reduce"):
+            return False
+        if self.comm.overlaps:
+            self.head.catch_up()
+        with self.clock("local"):
+            self.worker.run(index, cohort, assignment, self.down, self.up)
+        self.up.signal(0, int(self.stop.requested))
+        with self.clock("reduce"):
             faults.point("reduce")
-            comm.reduce(up.buffer)
-        head.step(index, cohort, assignment, up)
-        if not comm.overlaps:
-            head.catch_up()
-    saver.join()
-    return head.finish()
+            self.comm.reduce(self.up.buffer)
+        self.head.step(index, cohort, assignment, self.up)
+        if not self.comm.overlaps:
+            self.head.catch_up()
+        return True
+
+    def _save(self, index: int) -> None:
+        """Begin to save the state after `index` rounds; clients whose last save failed are still unsaved."""
+        states = self.worker.states
+        states.unsaved |= self.saver.take_back()
+        self.saver.start(index, states.take_unsaved(), *self.head.snapshot())
+
+    def finish(self) -> bool:
+        self.saver.join()
+        return self.head.finish()
 
 
-def _reader(folder: RunFolder, start: Manifest | None):
+def _reader(folder: RunFolder, start: Manifest | None) -> Read:
     """Reads a client's variables from the save that the run goes on from."""
+    saved = start or Manifest(0)
 
-    def read(client: int):
-        name = start.clients.get(str(client)) if start else None
-        return read_file(folder.checkpoints, name, start.files[name]) if name else None
+    def read(client: int) -> dict[str, Tensor] | None:
+        name = saved.clients.get(str(client))
+        return read_file(folder.checkpoints, name, saved.files[name]) if name else None
 
     return read

@@ -5,7 +5,7 @@ import time
 
 from fl_dist import faults
 from fl_dist.client import ClientFailure, LocalTraining, Trained
-from fl_dist.comm import Comm
+from fl_dist.comm import Comm, Lost
 from fl_dist.core import Round
 from fl_dist.downlink import Downlink
 from fl_dist.state import ClientStates, Read
@@ -75,15 +75,19 @@ class Worker:
 
     def _train(self, client: int, r: Round, down: Downlink, up: Uplink) -> Trained:
         """Local training whose result can be added, or ClientFailure."""
-        state = self.states.load(client, self.world.device) or self.world.algorithm.client_init(down.vars, r)
         try:
+            state = self.states.load(client, self.world.device) or self.world.algorithm.client_init(down.vars, r)
             trained = self.training.run(client, down.vars, down.buffers, state, r)
             up.check(UPDATE, trained.delta, 1.0)
             up.check(BUFFERS, trained.buffers, 1.0)
             for name, (tensor, factor) in trained.sent.items():
                 up.check(name, tensor, factor)
+        except (ClientFailure, Lost, MemoryError):
+            raise
         except OutOfRange as e:
-            raise ClientFailure(f"{e}") from None
+            raise ClientFailure(str(e)) from None
+        except Exception as e:
+            raise ClientFailure(f"{type(e).__name__}: {e}") from e
         return trained
 
     def _add(self, client: int, trained: Trained, up: Uplink) -> None:

@@ -1,5 +1,7 @@
 """Everything that a configuration means and that every rank builds alike: data, clients, model, algorithm."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,7 @@ from fl_dist.data.augment import augmentations
 from fl_dist.data.partition import split
 from fl_dist.flat import Flat
 from fl_dist.models import load_init, models
-from fl_dist.randomness import torch_seed
+from fl_dist.randomness import seed_global, torch_seed
 from fl_dist.state import Template
 
 
@@ -43,7 +45,7 @@ class World:
     def _module(self) -> nn.Module:
         settings = _settings(self.config.model)
         init = settings.pop("init", None)
-        torch.manual_seed(torch_seed(self.config.seed, "model"))
+        seed_global(torch_seed(self.config.seed, "model"), self.device)
         module = models.build(self.config.model["name"], settings, self.dataset.shape, self.dataset.classes)
         if init is not None:
             load_init(module.to(DTYPES[self.config.local.precision]), init)
@@ -98,5 +100,5 @@ class World:
 UPDATE, BUFFERS = "update", "buffers"
 
 
-def _settings(section: dict[str, object]) -> dict[str, object]:
+def _settings(section: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in section.items() if k != "name"}

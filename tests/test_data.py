@@ -2,7 +2,9 @@
 
 import hashlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from fl_dist.data.augment import augmentations
 from fl_dist.data.cinic10 import CLASSES
 
 
-def arrays(**changes) -> dict[str, np.ndarray]:
+def arrays(**changes: Any) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     good = {
         "x_train": rng.normal(size=(8, 5)),
@@ -29,12 +31,12 @@ def read(path: Path) -> Dataset:
     return datasets.build("npz", {"path": str(path)})
 
 
-def save(folder: Path, **changes) -> Path:
+def save(folder: Path, **changes: Any) -> Path:
     np.savez(folder / "data.npz", **arrays(**changes))
     return folder / "data.npz"
 
 
-def message(call, *args) -> str:
+def message(call: Callable[..., Any], *args: Any) -> str:
     with pytest.raises(ValueError) as caught:
         call(*args)
     assert "\n" not in str(caught.value)
@@ -111,7 +113,7 @@ def with_nan(value: float) -> np.ndarray:
     return x
 
 
-BAD_ARRAYS = {
+BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({"y_test": None, "x_test": None}, "lacks x_test, y_test"),
     "nan": ({"x_train": with_nan(np.nan)}, "x_train has a NaN or an infinity, first in row 5"),
     "infinity": ({"x_train": with_nan(-np.inf)}, "x_train has a NaN or an infinity, first in row 5"),
@@ -224,10 +226,10 @@ def plain_crop_flip(x: torch.Tensor, padding: int, flip: bool, generator: torch.
     top, left = torch.randint(2 * padding + 1, (2, n), generator=generator).tolist()
     mirror = torch.randint(2 if flip else 1, (n,), generator=generator).tolist()
     out = []
-    for image, t, l, m in zip(x, top, left, mirror, strict=True):  # noqa: E741
+    for image, row, column, m in zip(x, top, left, mirror, strict=True):
         canvas = torch.zeros(channels, height + 2 * padding, width + 2 * padding, dtype=x.dtype)
         canvas[:, padding : padding + height, padding : padding + width] = image
-        crop = canvas[:, t : t + height, l : l + width]
+        crop = canvas[:, row : row + height, column : column + width]
         out.append(crop.flip(-1) if m else crop)
     return torch.stack(out)
 

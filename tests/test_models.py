@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from torch import nn
 from fl_dist.models import load_init, models
 from fl_dist.models.vit import HEADS, Attention, patches
 
-
 CIFAR = (3, 32, 32)
 
 
@@ -20,12 +20,12 @@ def size(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def build(name: str, shape: tuple[int, ...] = CIFAR, classes: int = 10, seed: int = 0, **settings) -> nn.Module:
+def build(name: str, shape: tuple[int, ...] = CIFAR, classes: int = 10, seed: int = 0, **settings: Any) -> Any:
     torch.manual_seed(seed)
     return models.build(name, settings, shape, classes)
 
 
-def message(call: Callable, *args) -> str:
+def message(call: Callable[..., Any], *args: Any) -> str:
     with pytest.raises(ValueError) as caught:
         call(*args)
     assert "\n" not in str(caught.value)
@@ -71,10 +71,12 @@ def test_mlp_is_the_formula_and_has_the_agreed_names(activation: str) -> None:
     torch.testing.assert_close(model(x), y)
 
 
-def test_cnn_is_the_formula() -> None:
-    model, x = build("cnn"), torch.randn(2, *CIFAR)
-    y = F.max_pool2d(F.conv2d(x, model.conv1.weight, model.conv1.bias, padding=2).relu(), 2)
-    y = F.max_pool2d(F.conv2d(y, model.conv2.weight, model.conv2.bias, padding=2).relu(), 2)
+@pytest.mark.parametrize("norm", ["none", "group"])
+def test_cnn_is_the_formula(norm: str) -> None:
+    model, x = build("cnn", norm=norm), torch.randn(2, *CIFAR)
+    groups = (lambda z: F.group_norm(z, 2)) if norm == "group" else (lambda z: z)
+    y = F.max_pool2d(groups(F.conv2d(x, model.conv1.weight, model.conv1.bias, padding=2)).relu(), 2)
+    y = F.max_pool2d(groups(F.conv2d(y, model.conv2.weight, model.conv2.bias, padding=2)).relu(), 2)
     y = (y.reshape(2, 4096) @ model.fc1.weight.T + model.fc1.bias).relu()
     torch.testing.assert_close(model(x), y @ model.fc2.weight.T + model.fc2.bias)
 

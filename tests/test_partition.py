@@ -9,7 +9,6 @@ import pytest
 from fl_dist.data import dirichlet as draw
 from fl_dist.data.partition import partitions, split
 
-
 ONCE = ("balanced", "unbalanced", "grouped")
 REPEATING = ("sequential", "per_client")
 
@@ -156,8 +155,8 @@ def test_proportions_do_not_underflow() -> None:
 
 
 def test_unbalanced_keeps_the_smallest_size() -> None:
-    parts = dirichlet(CIFAR10, 100, variant="unbalanced", alpha=0.3, min_size=20)
-    assert all_once(parts, 50_000) and min(sizes(parts)) >= 20 and max(sizes(parts)) > 800
+    any_size, parts = (dirichlet(CIFAR10, 100, 3, variant="unbalanced", alpha=0.3, min_size=m) for m in (1, 60))
+    assert all_once(parts, 50_000) and min(sizes(any_size)) < 60 <= min(sizes(parts)) and max(sizes(parts)) > 800
 
 
 def test_unbalanced_gives_up_with_advice() -> None:
@@ -213,6 +212,20 @@ def test_groups_give_each_client_half_of_the_mean_before_the_cut() -> None:
         counts = draw._group_counts(amounts, 10, alpha, rng)
         assert counts.sum(0).tolist() == amounts and counts.min() >= 0
         assert counts.sum(1).min() >= 175
+
+
+def test_groups_give_no_more_to_a_client_at_the_mean() -> None:
+    amounts = [50, 48, 52, 49, 51]
+    counts = draw._group_draws(amounts, 50.0, draw._log_gammas(np.random.default_rng(0), 0.3, (200, 5, 5)))
+    before = np.cumsum(counts, 1) - counts
+    assert (counts.sum(2) == amounts).all() and (before >= 50).any()
+    assert (counts[before >= 50] == 0).all()
+
+
+def test_groups_take_a_class_without_rows_when_all_are_full() -> None:
+    logs = np.array([[[0.0, -1e9], [-1e9, 0.0], [0.0, 0.0]]])
+    with np.errstate(all="raise", under="ignore"):
+        assert draw._group_draws([10, 10, 0], 10.0, logs).tolist() == [[[10, 0], [0, 10], [0, 0]]]
 
 
 def test_groups_give_up_with_advice() -> None:

@@ -3,5 +3,4 @@
 from fl_dist.data import cinic10, digits, npz  # noqa: F401  (importing a data set registers it)
 from fl_dist.data.dataset import Dataset, datasets, normalise
 
-
 __all__ = ["Dataset", "datasets", "normalise"]

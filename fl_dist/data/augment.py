@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fl_dist.registry import Registry
 
-
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
 augmentations: Registry[Augmentation] = Registry("augmentation")

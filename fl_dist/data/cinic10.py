@@ -16,7 +16,6 @@ from torch import Tensor
 from fl_dist.data.dataset import Dataset, datasets
 from fl_dist.data.npz import read
 
-
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MEAN, STD = (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)
 IMAGE = (3, 32, 32)

@@ -6,7 +6,6 @@ from pathlib import Path
 from fl_dist.data.dataset import Dataset, datasets
 from fl_dist.data.npz import read
 
-
 FILE = Path(__file__).with_name("digits.npz")
 # Of the training pixels, which lie in 0..16.
 MEAN, STD = 4.886134 / 255, 6.017907 / 255

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-
 Parts = list[np.ndarray]
 
 DRAWS = 1000

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from fl_dist.data.dataset import Dataset, datasets
 
-
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 LABEL_LIMIT = 2**20  # a label beyond it is an id or a hash, and would size the model's last layer
 

@@ -13,7 +13,6 @@ from pydantic import Field
 from fl_dist.data import dirichlet as draw
 from fl_dist.registry import Registry
 
-
 Parts = list[np.ndarray]
 
 partitions: Registry[Parts] = Registry("partition")

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from fl_dist.models import cnn, mlp, vit  # noqa: F401  (importing a family registers it)
 from fl_dist.models.base import models
 
-
 __all__ = ["load_init", "models"]
 
 

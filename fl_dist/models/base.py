@@ -4,6 +4,5 @@ from torch import nn
 
 from fl_dist.registry import Registry
 
-
 # A builder takes the shape of one input row and the number of classes; its module returns logits.
 models: Registry[nn.Module] = Registry("model")

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from fl_dist.models.base import models
 
-
 GROUPS = 2  # of GroupNorm, as in the papers' ResNets
 
 

@@ -32,7 +32,7 @@ def mlp(
     hidden: Annotated[
         list[Annotated[int, Field(ge=1)]],
         Field(description="units of each hidden layer; [] is a linear model"),
-    ] = [64],
+    ] = [64],  # noqa: B006  (never changed)
     activation: Annotated[Literal["tanh", "relu"], Field(description="after each hidden layer")] = "tanh",
 ) -> nn.Module:
     """A fully connected network on the flattened input; parameters layers.0.weight, layers.0.bias, ..."""

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from fl_dist.models.base import models
 
-
 PATCH, DIM, HEADS, BLOCKS = 4, 384, 8, 2
 
 

@@ -96,7 +96,7 @@ class WandbMirror:
             name=self.folder.name,
             id=self._identity(),
             resume="allow",
-            mode=self.mode,
+            mode="online" if self.mode == "online" else "offline",
             dir=str(self.folder),
             config=dump(self.config),
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, init_timeout=30),

@@ -1,0 +1,98 @@
+"""The table of all algorithms, read off their chains: python -m fl_dist.algorithms [--markdown]"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from fl_dist.algorithms import algorithms, papers
+from fl_dist.core import Algorithm, Round, Vars
+
+HEAD = ("algorithm", "paper", "parts", "passes a step", "down", "up", "client memory")
+LEGEND = (
+    "F, B: forward and backward passes of a local step. down, up: model-sized messages of a client and round. "
+    "client memory: model-sized vectors, what is received and what is kept between rounds."
+)
+SIZE = 97
+"""Entries of the stand-in for a model; nothing else in a chain has that length by accident."""
+
+
+class Probe:
+    """A chain set up on a stand-in model, as far as the first local step."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm, x = algorithm, torch.zeros(SIZE)
+        r = Round(0, 1.0, 1, 1, initial=x, is_weight=x > 0, channels=1, steps=1, samples=1)
+        self.round, self.received = r, algorithm.publish(algorithm.server_init(x), r)
+        self.kept = algorithm.client_init(self.received, r)
+        self.full_passes = self.backwards = 0
+
+    def begin(self) -> "Probe":
+        self.algorithm.begin(self.received, self.kept, self.round, self._full)
+        return self
+
+    def step(self) -> "Probe":
+        self.algorithm.oracle(self._gradient, self.received, self.kept, self.round)(self.received.x.clone())
+        return self
+
+    def _full(self) -> Tensor:
+        self.full_passes += 1
+        return torch.zeros(SIZE)
+
+    def _gradient(self, w: Tensor) -> Tensor:
+        self.backwards += 1
+        return torch.zeros(SIZE)
+
+
+def row(name: str) -> tuple[str, ...]:
+    """An algorithm with its default settings: the cells under HEAD."""
+    algorithm = algorithms.build(name, {})
+    probe = Probe(algorithm)
+    down = _vectors(probe.received)
+    up = 1 + sum(upload.message and not upload.scalar for upload in algorithm.uploads.values())
+    memory = down + _vectors(probe.kept)
+    return name, papers[name], algorithm.describe(), _passes(algorithm), str(down), str(up), str(memory)
+
+
+def _vectors(variables: Vars) -> int:
+    return sum(tensor.shape == (SIZE,) for tensor in vars(variables).values())
+
+
+def _passes(algorithm: Algorithm) -> str:
+    forwards, backwards = algorithm.passes
+    text = f"{forwards}F {backwards}B"
+    probe = Probe(algorithm).begin()
+    text += " + full pass a round" if probe.full_passes else ""
+    # A published number steers the local step; at 1 it may save passes.
+    numbers = [name for name in algorithm.published if getattr(probe.received, name).dim() == 0]
+    for name in numbers:
+        steered = Probe(algorithm)
+        setattr(steered.received, name, torch.ones(()))
+        saved = backwards - steered.begin().step().backwards
+        text += f" ({forwards - saved}F {backwards - saved}B at {name} = 1)" if saved else ""
+    return text
+
+
+def plain(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    head, *body = rows
+    for cells in (head, ["---"] * len(head), *body):
+        yield f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m fl_dist.algorithms", description="The table of all algorithms.")
+    parser.add_argument("--markdown", action="store_true", help="as a Markdown table")
+    write = markdown if parser.parse_args().markdown else plain
+    rows = [HEAD, *map(row, algorithms)]
+    print("\n".join([*write(rows), "", LEGEND]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Promise: the same bits on any number of workers, in any layout."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fl_dist.main import main
+from tests.jobs import QUIET, model_hash, results, run, torchrun
+
+ALGORITHMS = ("fedavg", "fedsam", "fedgmt")
+HARD = (
+    *QUIET,
+    "rounds=4",
+    "partition={name: dirichlet, alpha: 0.3, variant: unbalanced}",
+    "model={name: cnn, dropout: 0.3, norm: batch}",
+    "augment={name: crop_flip, padding: 1}",
+    "clients={total: 12, per_round: 5}",
+    "local={epochs: 1, batch_size: 16, lr: 0.05}",
+)
+
+
+def arguments(folder: Path, algorithm: str, *more: str) -> list[str]:
+    return [*HARD, f"algorithm.name={algorithm}", f"run.dir={folder / algorithm}", *more]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone")
+    for algorithm in ALGORITHMS:
+        assert main(arguments(folder, algorithm)) == 0
+    return folder
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("server", ["dedicated", "shared"])
+def test_any_number_of_workers_gives_the_bits_of_one_process(
+    alone: Path, tmp_path: Path, server: str, workers: int
+) -> None:
+    runs = [arguments(tmp_path, a, f"topology.server={server}") for a in ALGORITHMS]
+    (tmp_path / "runs.json").write_text(json.dumps(runs))
+    ranks = workers + (server == "dedicated")
+    code, output = run([*torchrun(ranks), "-m", "tests.several", str(tmp_path / "runs.json")])
+    assert code == 0, output
+    for algorithm in ALGORITHMS:
+        assert model_hash(tmp_path / algorithm) == model_hash(alone / algorithm)
+        assert results(tmp_path / algorithm) == results(alone / algorithm)
+
+
+def test_another_seed_gives_other_bits(alone: Path, tmp_path: Path) -> None:
+    for algorithm in ALGORITHMS:
+        assert main(arguments(tmp_path, algorithm, "seed=5")) == 0
+        assert model_hash(tmp_path / algorithm) != model_hash(alone / algorithm)
+
+
+def test_float32_reduce_is_near_the_exact_one(alone: Path, tmp_path: Path) -> None:
+    assert main(arguments(tmp_path, "fedavg", "comm.reduce=float32")) == 0
+    near, exact = results(tmp_path / "fedavg")[-1], results(alone / "fedavg")[-1]
+    assert near["test_loss"] == pytest.approx(exact["test_loss"], rel=1e-3)
+    assert model_hash(tmp_path / "fedavg") != model_hash(alone / "fedavg")
