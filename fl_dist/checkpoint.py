@@ -40,6 +40,10 @@ class Damaged(ValueError):
     """A checkpoint file that is not what its manifest says."""
 
 
+class NoCheckpoint(RuntimeError):
+    """A run whose every save failed."""
+
+
 @dataclass
 class Manifest:
     """A whole save: the round it follows, its files, where each client's variables are, and small things."""

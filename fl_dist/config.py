@@ -201,7 +201,9 @@ def _apply(raw: dict[str, Any], override: str, where: dict[tuple[Any, ...], str]
         raise ConfigError(f"override {override!r}: the value is not valid YAML") from None
     path = tuple(name.split("."))
     node = raw
-    for step in path[:-1]:
+    for depth, step in enumerate(path[:-1]):
+        if step not in node:
+            where[path[: depth + 1]] = "the command line"
         node[step] = dict(node[step]) if isinstance(node.get(step), dict) else {}
         node = node[step]
     if path[-1] == "name" and path[0] in NAMED and node.get("name") != value:

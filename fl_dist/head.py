@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save
 
 from fl_dist import faults
-from fl_dist.checkpoint import Manifest, Saver, read_file
+from fl_dist.checkpoint import Manifest, NoCheckpoint, Saver, read_file
 from fl_dist.clock import Clock
 from fl_dist.downlink import Downlink
 from fl_dist.evaluate import Evaluator
@@ -38,8 +38,8 @@ class NoHead:
     def catch_up(self) -> None:
         pass
 
-    def finish(self) -> bool:
-        return True
+    def finish(self) -> None:
+        pass
 
 
 class Head:
@@ -124,15 +124,15 @@ class Head:
         self.mirror.row(row)
         self.console.row(row)
 
-    def finish(self) -> bool:
-        """After the last round: the model, the summary. False if no checkpoint could be made."""
+    def finish(self) -> None:
+        """After the last round: the model, the summary."""
         self.catch_up()
         self.console.close()
         self.saver.join()
         if self.stopping and self.rows[-1]["round"] < self.world.config.rounds:
             self.console.say(f"interrupted after round {self.rows[-1]['round']}; start it again to resume")
             self.mirror.close({})
-            return True
+            return
         self._write_model()
         summary = summarise(self.rows, self.world.config.evaluate.last)
         dropped = sum(len(r["dropped"]) for r in self.rows)
@@ -140,9 +140,7 @@ class Head:
             self.console.say(line)
         self.mirror.close(summary)
         if self.saver.failed and not self.saver.made:
-            log.error("no checkpoint could be written in this run: %s", self.saver.failure)
-            return False
-        return True
+            raise NoCheckpoint(f"the model is written, but no checkpoint could be: {self.saver.failure}")
 
     def _write_model(self) -> None:
         model = self.world.model

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from fl_dist import config as configuration
-from fl_dist.checkpoint import Manifest, newest
+from fl_dist.checkpoint import Manifest, NoCheckpoint, newest
 from fl_dist.client import ClientFailure
 from fl_dist.comm import Comm, Lost, connect
 from fl_dist.config import Config, ConfigError
@@ -28,7 +28,7 @@ from fl_dist.world import World
 
 log = logging.getLogger("fl_dist")
 QUICKSTART = Path(__file__).parent / "quickstart.yaml"
-EXPECTED = (ValueError, OSError, ClientFailure, TooFewSurvivors, Lost, MemoryError)
+EXPECTED = (ValueError, OSError, ClientFailure, TooFewSurvivors, NoCheckpoint, Lost, MemoryError)
 """Errors whose message is enough; anything else is a defect and shows its traceback."""
 
 
@@ -86,8 +86,8 @@ def _run(config: Config, traceback: bool, speaks: bool) -> int:
             handlers = _log_to(folder, comm)
             world = World(config, comm.device)
             _greet(world, comm, start)
-            whole = train(world, comm, folder, start, stop)
-            return REQUEUE if stop.requested else 0 if whole else 1
+            train(world, comm, folder, start, stop)
+            return REQUEUE if stop.requested else 0
         except Exception as e:
             if comm is not None and not isinstance(e, Lost):
                 comm.fail(_first_line(e))
@@ -140,7 +140,8 @@ def _log_to(folder: RunFolder, comm: Comm) -> list[logging.Handler]:
     handlers: list[logging.Handler] = [logging.FileHandler(folder.logs / f"rank{comm.rank}.log")]
     if comm.rank == 0:
         terminal = logging.StreamHandler()
-        terminal.setLevel(logging.WARNING)
+        # Errors end the run and are printed once, at the end.
+        terminal.addFilter(lambda record: record.levelno == logging.WARNING)
         handlers.append(terminal)
     for handler in handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

@@ -16,13 +16,13 @@ from fl_dist.worker import Worker
 from fl_dist.world import World
 
 
-def train(world: World, comm: Comm, folder: RunFolder, start: Manifest | None, stop: StopRequest) -> bool:
-    """Run the rounds that are left. False if the run ends well but not a single checkpoint could be made."""
+def train(world: World, comm: Comm, folder: RunFolder, start: Manifest | None, stop: StopRequest) -> None:
+    """Run the rounds that are left."""
     session = Session(world, comm, folder, start, stop)
     index = start.round if start else 0
     while session.round(index):
         index += 1
-    return session.finish()
+    session.finish()
 
 
 class Session:
@@ -72,9 +72,9 @@ class Session:
         states.unsaved |= self.saver.take_back()
         self.saver.start(index, states.take_unsaved(), *self.head.snapshot())
 
-    def finish(self) -> bool:
+    def finish(self) -> None:
         self.saver.join()
-        return self.head.finish()
+        self.head.finish()
 
 
 def _reader(folder: RunFolder, start: Manifest | None) -> Read:

@@ -69,7 +69,7 @@ class Worker:
                 return self._train(client, r, down, up)
             except ClientFailure as failure:
                 if policy == "stop":
-                    raise
+                    raise ClientFailure(f"{self.where}: {failure}") from failure
                 log.warning("%s, attempt %d: %s", self.where, attempt + 1, failure)
         return None
 

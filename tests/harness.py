@@ -1,13 +1,11 @@
 """Small federated problems, run through the program's own entry point and read back from the run folder.
 
 `CASES` has one row an algorithm: settings that make every term act, and what the algorithm must cost.
-Run as a script under torchrun, this file is a rank that works through a list of jobs (see `Lab.on_workers`).
 """
 
 import contextlib
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -288,20 +286,17 @@ class Lab:
         """With every round's variables."""
         return self.run(self.config(settings, **changes), kept)
 
-    def on_workers(self, wanted: dict[str, tuple[Settings, int]]) -> dict[str, Run]:
-        """Run configs, each with its number of workers beside the server, as one torchrun job of real processes.
-
-        Each run gets a restart count of its own, which is how torchrun keeps the attempts of a job apart in its store.
-        """
+    def on_workers(self, workers: int, configs: dict[str, Settings]) -> dict[str, Run]:
+        """Run configs one after another on a server and so many workers, as one torchrun job of real processes."""
         listed = []
-        for name, (config, workers) in wanted.items():
+        for name, config in configs.items():
             path = self.folder / f"{name}.json"
             path.write_text(json.dumps(config))
-            listed.append([str(path), str(self.folder / name), workers + 1])
-        (self.folder / "jobs").write_text(json.dumps(listed))
-        _, *launch = jobs.torchrun(max(size for *_, size in listed), "-m")
-        python(*launch, "tests.harness", str(self.folder / "jobs"), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="0")
-        return {name: Run(config, self.folder / name) for name, (config, _) in wanted.items()}
+            listed.append([str(path), f"run.dir={self.folder / name}"])
+        (self.folder / "runs.json").write_text(json.dumps(listed))
+        _, *launch = jobs.torchrun(workers + 1, "-m", "tests.several", str(self.folder / "runs.json"))
+        python(*launch)
+        return {name: Run(config, self.folder / name) for name, config in configs.items()}
 
 
 def python(*arguments: str, expect: int = 0, **environment: str) -> str:
@@ -338,17 +333,3 @@ def watching_clients() -> Iterator[list[tuple[int, int, np.ndarray, np.ndarray]]
 
     with mock.patch.object(LocalTraining, "run", watched):
         yield seen
-
-
-def work(listed: list[tuple[str, str, int]]) -> None:
-    """What one rank does: each job in turn, if the job is wide enough to have this rank."""
-    rank = int(os.environ["RANK"])
-    for number, (path, folder, size) in enumerate(listed):
-        if rank < size:
-            os.environ |= {"WORLD_SIZE": str(size), "TORCHELASTIC_RESTART_COUNT": str(number)}
-            if main([path, f"run.dir={folder}"]):
-                sys.exit(f"rank {rank} failed in {folder}")
-
-
-if __name__ == "__main__":
-    work(json.loads(Path(sys.argv[1]).read_text()))

@@ -66,10 +66,13 @@ def drawn(lab: Lab, name: str, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def on_workers(lab: Lab) -> dict[str, Run]:
-    """All the distributed runs, in one job of a server and up to three workers."""
-    jobs = {f"faithful-{name}": (faithful(lab, name), 3) for name in algorithms}
-    jobs |= {f"drawn-{name}-{workers}": (drawn(lab, name), workers) for name in algorithms for workers in WORKERS}
-    return lab.on_workers(jobs)
+    """All the distributed runs, in one job for each number of workers."""
+    runs = lab.on_workers(3, {f"faithful-{name}": faithful(lab, name) for name in algorithms} | bits(lab, 3))
+    return runs | lab.on_workers(2, bits(lab, 2)) | lab.on_workers(1, bits(lab, 1))
+
+
+def bits(lab: Lab, workers: int) -> dict[str, dict[str, Any]]:
+    return {f"drawn-{name}-{workers}": drawn(lab, name) for name in algorithms}
 
 
 def test_every_algorithm_has_a_case() -> None:

@@ -123,7 +123,7 @@ def test_balanced_with_alpha_0_gives_one_class_each(labels: np.ndarray, number: 
         (CIFAR100, 10, 94, 99.5),
     ],
 )
-def test_balanced_has_as_many_classes_a_client_as_the_published_files(
+def test_balanced_has_about_as_many_classes_a_client_as_the_published_files(
     labels: np.ndarray, alpha: float, low: float, high: float
 ) -> None:
     means = [np.mean(classes(dirichlet(labels, 100, seed, alpha=alpha), labels)) for seed in range(5)]

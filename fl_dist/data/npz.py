@@ -97,8 +97,8 @@ def _check_rows(arrays: Arrays, name: str) -> None:
         raise ValueError(f"{name} has shape {x.shape}; it needs at least one row of at least one value, [n, ...]")
     if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] > 4 >= x.shape[3]:
         raise ValueError(f"{name} has shape {x.shape}; store images as [n, channels, height, width]")
-    bad = np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(1))
-    if len(bad):
+    if x.dtype != np.uint8 and not np.isfinite(x).all():
+        bad = np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(1))
         raise ValueError(f"{name} has a NaN or an infinity, first in row {bad[0]}; remove or replace such rows")
 
 
