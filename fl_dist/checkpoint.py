@@ -157,7 +157,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._kept: list[Manifest] = []
         self._written: Manifest = Manifest(0)
-        self._returned: dict[int, Any] = {}
+        self._returned: set[int] = set()
 
     @property
     def busy(self) -> bool:
@@ -168,7 +168,9 @@ class Saver:
         if manifest is not None:
             self._kept = [manifest]
             self._written = Manifest(0, dict(manifest.files), dict(manifest.clients))
-            write_atomically(self.root / "latest", manifest.folder.encode())
+            pointer = self.root / "latest"
+            if not pointer.exists() or pointer.read_text() != manifest.folder:
+                write_atomically(pointer, manifest.folder.encode())
         self._collect()
 
     def start(
@@ -189,7 +191,7 @@ class Saver:
 
     def take_back(self) -> set[int]:
         """Clients whose save failed: they are still to be saved."""
-        back, self._returned = set(self._returned), {}
+        back, self._returned = self._returned, set()
         return back
 
     def _run(
@@ -199,9 +201,9 @@ class Saver:
         try:
             self._write(round_, clients, server, mine["files"])
         except OSError as e:
-            mine["error"] = f"{e.strerror or e} ({self.root})"
-            written = {name for name in mine["files"]}
-            self._returned = {c: v for c, v in clients.items() if client_file(round_, c) not in written}
+            self._discard(round_, clients, server is not None)
+            self._returned = set(clients)
+            mine = {"files": {}, "error": f"{e.strerror or e} ({self.root})"}
         self.comm.post(f"save/{round_}/{self.comm.rank}", json.dumps(mine))
         if server is not None:
             self._complete(round_, extra)
@@ -217,6 +219,13 @@ class Saver:
             files[name] = write_file(self.root, name, tensors)
         sync_folder(self.root / folder_name(round_))
         faults.point("save-written")
+
+    def _discard(self, round_: int, clients: dict[int, Any], server: bool) -> None:
+        """Free the space of a save that failed."""
+        names = [client_file(round_, c) for c in clients] + [f"{folder_name(round_)}/server.safetensors"] * server
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self.root / name).unlink()
 
     def _complete(self, round_: int, extra: dict[str, Any]) -> None:
         """Rank 0: when every rank has written, write the manifest and switch the pointer."""

@@ -1,26 +1,32 @@
 """Named moments at which a test may end the process; nothing happens, and nothing is spent, otherwise.
 
-    FL_DIST_FAULT=local:3@2      rank 2 kills itself when it passes the point `local` for the third time
+FL_DIST_FAULT=local:3@2      rank 2 kills itself when it passes the point `local` for the third time
 """
 
 import os
 import signal
-
-_spec, _, _rank = os.environ.get("FL_DIST_FAULT", "").partition("@")
-_name, _, _count = _spec.partition(":")
-_left = int(_count or 1)
-
-
-def _point(name: str) -> None:
-    global _left
-    if name == _name and os.environ.get("RANK", "0") == (_rank or "0"):
-        _left -= 1
-        if _left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+from collections.abc import Callable
 
 
 def _nothing(name: str) -> None:
     pass
 
 
-point = _point if _name else _nothing
+def armed(spec: str) -> Callable[[str], None]:
+    """The function that kills this process as the specification says."""
+    what, _, rank = spec.partition("@")
+    target, _, count = what.partition(":")
+    left = int(count or 1) if os.environ.get("RANK", "0") == (rank or "0") else 0
+
+    def point(name: str) -> None:
+        nonlocal left
+        if name == target:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return point
+
+
+_spec = os.environ.get("FL_DIST_FAULT", "")
+point = armed(_spec) if _spec else _nothing

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -105,6 +104,13 @@ class RunFolder:
             self._lock = None
 
 
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A whole row, or None."""
+    with contextlib.suppress(ValueError):
+        return json.loads(line) if line.endswith(b"\n") else None
+    return None
+
+
 class MetricsFile:
     """`metrics.jsonl`, one object a line, on disk after every line; lines that do not fit yet are kept."""
 
@@ -113,16 +119,18 @@ class MetricsFile:
         self._waiting: list[str] = []
 
     def cut(self, rounds: int) -> list[dict[str, Any]]:
-        """Keep the rows of the first `rounds` rounds, drop the rest (a torn last line too), and return them."""
-        rows = [row for row in self._rows() if row["round"] <= rounds]
-        write_atomically(self.path, "".join(json.dumps(r) + "\n" for r in rows).encode())
+        """Keep the rows of the first `rounds` rounds, cut the rest off (a torn last line too), and return them."""
+        if not self.path.exists():
+            return []
+        rows, end = [], 0
+        for line in self.path.read_bytes().splitlines(keepends=True):
+            row = _parsed(line)
+            if row is None or row["round"] > rounds:
+                break
+            rows.append(row)
+            end += len(line)
+        os.truncate(self.path, end)
         return rows
-
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        if self.path.exists():
-            for line in self.path.read_text().splitlines():
-                with contextlib.suppress(json.JSONDecodeError):
-                    yield json.loads(line)
 
     def append(self, row: dict[str, Any]) -> None:
         """Raises OSError if the line cannot be written now; it goes out with a later one."""

@@ -5,6 +5,7 @@ torchrun --nproc-per-node 8 -m fl_dist.main CONFIG.yaml [key.sub=value ...]
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -86,8 +87,7 @@ def _run(config: Config, traceback: bool, speaks: bool) -> int:
             handlers = _log_to(folder, comm)
             world = World(config, comm.device)
             _greet(world, comm, start)
-            train(world, comm, folder, start, stop)
-            return REQUEUE if stop.requested else 0
+            return 0 if train(world, comm, folder, start, stop) else REQUEUE
         except Exception as e:
             if comm is not None and not isinstance(e, Lost):
                 comm.fail(_first_line(e))
@@ -100,7 +100,8 @@ def _run(config: Config, traceback: bool, speaks: bool) -> int:
             folder.release()
             for handler in handlers:
                 log.removeHandler(handler)
-                handler.close()
+                with contextlib.suppress(OSError):
+                    handler.close()
 
 
 def _claim(config: Config, folder: RunFolder, comm: Comm) -> Manifest | None:
@@ -135,9 +136,14 @@ def _greet(world: World, comm: Comm, start: Manifest | None) -> None:
     sys.stdout.flush()
 
 
+class LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """A full disk must not fill the terminal with tracebacks."""
+
+
 def _log_to(folder: RunFolder, comm: Comm) -> list[logging.Handler]:
     """Each rank's log file; rank 0's warnings also go to the terminal."""
-    handlers: list[logging.Handler] = [logging.FileHandler(folder.logs / f"rank{comm.rank}.log")]
+    handlers: list[logging.Handler] = [LogFile(folder.logs / f"rank{comm.rank}.log")]
     if comm.rank == 0:
         terminal = logging.StreamHandler()
         # Errors end the run and are printed once, at the end.

@@ -16,21 +16,21 @@ from fl_dist.worker import Worker
 from fl_dist.world import World
 
 
-def train(world: World, comm: Comm, folder: RunFolder, start: Manifest | None, stop: StopRequest) -> None:
-    """Run the rounds that are left."""
+def train(world: World, comm: Comm, folder: RunFolder, start: Manifest | None, stop: StopRequest) -> bool:
+    """Run the rounds that are left. False if a signal ended the run before the last one."""
     session = Session(world, comm, folder, start, stop)
     index = start.round if start else 0
+    session.head.catch_up()
     while session.round(index):
         index += 1
     session.finish()
+    return index == world.config.rounds
 
 
 class Session:
     """What one rank holds from round to round."""
 
-    def __init__(
-        self, world: World, comm: Comm, folder: RunFolder, start: Manifest | None, stop: StopRequest
-    ) -> None:
+    def __init__(self, world: World, comm: Comm, folder: RunFolder, start: Manifest | None, stop: StopRequest) -> None:
         self.world, self.comm, self.stop, self.clock = world, comm, stop, Clock()
         self.saver = Saver(folder.checkpoints, comm, world.config.checkpoint.keep)
         self.head: Head | NoHead = NoHead()

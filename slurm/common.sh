@@ -12,11 +12,13 @@ train() {
     for override; do case $override in run.dir=*) run=${override#run.dir=} ;; esac; done
     # The console of rank 0 is the job's log; every rank writes logs/rank*.log in the run folder.
     echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, $RANKS ranks a node: $run"
-    # 75, interrupted, is no failure here: --kill-on-bad-exit would end a node that is still saving.
+    # Interrupted, by word (75) or by the signal itself (138), is no failure here: --kill-on-bad-exit would end
+    # a node that is still saving.
     srun --kill-on-bad-exit=1 --ntasks-per-node=1 bash -c '
+        trap : USR1
         "$@" --node-rank "$SLURM_NODEID"
         code=$?
-        [ $code = 75 ] || exit $code
+        case $code in 75 | 138) exit 0 ;; *) exit $code ;; esac
     ' node "$PYTHON" -m launch.local "$@" "run.dir=$run" --ranks "$RANKS" --max-restarts "$RESTARTS" \
         --nodes "$SLURM_JOB_NUM_NODES" --rendezvous "$(first_node):$((20000 + SLURM_JOB_ID % 10000))" &
     step=$!

@@ -1,6 +1,6 @@
 """Kill random ranks of real jobs at random moments, restart on other layouts, compare with the undisturbed run.
 
-    python -m tests.chaos 100 [--seed S]
+python -m tests.chaos 100 [--seed S]
 """
 
 import argparse

@@ -24,7 +24,7 @@ from fl_dist.main import main
 from fl_dist.randomness import torch_generator
 from fl_dist.world import World
 from tests import jobs
-from tests.reference import Problem
+from tests.reference import Problem, ce_gradient
 
 Settings = dict[str, Any]
 
@@ -223,6 +223,11 @@ class Lab:
     @property
     def x(self) -> np.ndarray:
         return np.load(self.data)["x_train"]
+
+    def gradient(self, client: int, w: np.ndarray, hidden: list[int] = HIDDEN) -> np.ndarray:
+        """Of the cross-entropy on all of the client's data, by the plain reference."""
+        mine = self.client == client
+        return ce_gradient(w, self.x[mine], self.y[mine], [FEATURES, *hidden, CLASSES])
 
     def config(self, settings: Settings, **changes: Any) -> Settings:
         """Minibatches, unequal clients, partial participation, momentum, weight decay, clipping, in float64."""

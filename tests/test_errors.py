@@ -68,7 +68,9 @@ def test_a_bad_value_is_named_in_one_line(
 def test_the_file_of_a_bad_key_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.yaml").write_text("local: {lr: 1e-3, epoch: 2}\n")
     assert main([str(tmp_path / "mine.yaml")]) == 2
-    assert f"unknown key local.epoch (set in {tmp_path / 'mine.yaml'}); did you mean 'epochs'?" in capsys.readouterr().err
+    assert (
+        f"unknown key local.epoch (set in {tmp_path / 'mine.yaml'}); did you mean 'epochs'?" in capsys.readouterr().err
+    )
 
 
 def test_check_validates_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,114 @@
+"""How far runs are, read from their folders, their logs and Slurm's queue."""
+
+import fcntl
+import json
+import subprocess
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fl_dist.folder import METRICS, MODEL
+
+RECENT = 10
+"""Rounds from whose duration the time left is estimated."""
+ERRORS = ("error: ", "launch.task.RunFailed: ", "slurmstepd", "srun: error: ")
+"""Beginnings of lines that say why a run failed, the best first."""
+
+
+@dataclass
+class Status:
+    name: str
+    state: str
+    round: str = ""
+    accuracy: str = ""
+    left: str = ""
+    reason: str = ""
+
+
+def queue() -> dict[str, str]:
+    """The state of every job of this user that is waiting or running, by job id; empty without Slurm."""
+    command = ["squeue", "--me", "--noheader", "--array", "--format=%i %T"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        return {}
+    return dict(line.split() for line in answer.stdout.splitlines() if line.strip())
+
+
+def status(name: str, run: Path, rounds: int, queued: str | None, log: Path | None) -> Status:
+    rows = _last_rows(run / METRICS)
+    known = Status(name, _state(run, queued, log, bool(rows)))
+    if rows:
+        done, accuracy = rows[-1]["round"], _last_accuracy(rows)
+        known.round, known.accuracy = f"{done}/{rounds}", "" if accuracy is None else f"{100 * accuracy:.2f} %"
+        if known.state == "running":
+            known.left = duration(sum(row["seconds"]["total"] for row in rows) / len(rows) * (rounds - done))
+    if known.state == "failed":
+        known.reason = reason(log) or ""
+    return known
+
+
+def _state(run: Path, queued: str | None, log: Path | None, begun: bool) -> str:
+    if (run / MODEL).exists():
+        return "finished"
+    if queued is not None:
+        return "pending" if queued in ("PENDING", "REQUEUED", "REQUEUE_HOLD") else "running"
+    if locked(run):
+        return "running"
+    if reason(log) is not None:
+        return "failed"
+    return "interrupted" if begun else "new"
+
+
+def locked(run: Path) -> bool:
+    """Whether a run holds its folder at this moment."""
+    try:
+        with open(run / "lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def reason(log: Path | None) -> str | None:
+    """The line of the log that says why the last attempt failed."""
+    if log is None or not log.exists():
+        return None
+    with open(log, errors="replace") as file:
+        lines = [line.strip() for line in deque(file, 200)]
+    for start in ERRORS:
+        for line in reversed(lines):
+            if line.startswith(start):
+                return line.removeprefix("error: ").removeprefix("launch.task.RunFailed: ")
+    return None
+
+
+def _last_rows(metrics: Path) -> list[dict[str, Any]]:
+    try:
+        with open(metrics) as file:
+            lines = list(deque(file, RECENT))
+    except OSError:
+        return []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _last_accuracy(rows: list[dict[str, Any]]) -> float | None:
+    return next((row["test_accuracy"] for row in reversed(rows) if row["test_accuracy"] is not None), None)
+
+
+def duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def table(states: list[Status]) -> str:
+    """Columns as wide as they need to be; a reason ends its line."""
+    head = Status("run", "state", "round", "accuracy", "left", "")
+    rows = [list(vars(line).values()) for line in [head, *states]]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    return "\n".join("  ".join([*map(str.ljust, row[:5], widths), row[5]]).rstrip() for row in rows)

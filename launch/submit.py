@@ -1,0 +1,79 @@
+"""Submit a run to Slurm through submitit: it is requeued when it is interrupted, and resumes.
+
+python -m launch.submit CONFIG.yaml [key.sub=value ...] --nodes 2 --gpus-per-node 8 --profile gpu
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import submitit
+
+from launch import cluster
+from launch.local import refuse_finished, resolve
+from launch.rank import BAD_CONFIG
+from launch.task import Task
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser().parse_intermixed_args(argv)
+    try:
+        return _submit(arguments)
+    except ValueError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return BAD_CONFIG
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m launch.submit", description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="+", metavar="CONFIG key.sub=value", help="as for python -m fl_dist.main")
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--gpus-per-node", type=int, default=0, help="one rank a GPU (default 0: ranks on the CPU)")
+    parser.add_argument("--tasks-per-node", type=int, help="ranks a node (default: the GPUs, or 3)")
+    parser.add_argument("--name", help="name of the job (default: that of the run folder)")
+    parser.add_argument("--dry-run", action="store_true", help="print the batch script and stop")
+    parser.add_argument("--local", action="store_true", help="run it here, through submitit's local executor")
+    cluster.add_options(parser)
+    return parser
+
+
+def _submit(arguments: argparse.Namespace) -> int:
+    resources, profile = cluster.described(arguments), cluster.read_profile(arguments.profile, arguments.profiles)
+    config, command = resolve(arguments.what)
+    refuse_finished(config)
+    run = Path(str(config.run.dir))
+    name = arguments.name or run.name
+    task = Task(command, str(run))
+    if arguments.dry_run:
+        print(cluster.batch_script(cluster.executor(run / "jobs", name, resources, profile)))
+        return 0
+    if arguments.local:
+        return _run_here(task, resources, run)
+    if not cluster.have_slurm():
+        raise ValueError("no sbatch on the PATH: submit from a login node, or run here with --local or launch.local")
+    return _submitted(cluster.executor(run / "jobs", name, resources, profile).submit(task), run)
+
+
+def _submitted(job: submitit.Job, run: Path) -> int:
+    print(f"job      {job.job_id}")
+    print(f"run      {run}/")
+    print(f"follow   tail -F {job.paths.stdout}")
+    print(f"cancel   scancel {job.job_id}")
+    return 0
+
+
+def _run_here(task: Task, resources: cluster.Resources, run: Path) -> int:
+    executor = submitit.LocalExecutor(folder=run / "jobs")
+    executor.update_parameters(tasks_per_node=resources.tasks, timeout_min=60 * 24 * 365, stderr_to_stdout=True)
+    job = executor.submit(task)
+    _submitted(job, run)
+    job.wait()
+    error = job.exception()
+    if error is not None:
+        print(f"error: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
+    return 1 if error else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

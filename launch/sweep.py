@@ -1,0 +1,206 @@
+"""Run a grid or a list of configurations: as a Slurm job array, or here, a few at a time.
+
+python -m launch.sweep SWEEP.yaml [--status | --local -j 2 | --dry-run] [--profile gpu]
+
+Finished runs are skipped, unfinished ones resumed: the same command starts a sweep and goes on with it.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from fl_dist.config import ConfigError, read_yaml
+from fl_dist.folder import RunFolder, write_atomically
+from fl_dist.registry import Strict
+from launch import cluster
+from launch.local import resolve
+from launch.pool import run_here
+from launch.rank import BAD_CONFIG
+from launch.status import Status, locked, queue, status, table
+from launch.task import Task
+
+Change = dict[str, Any]
+Changes = list[Change]
+Labelled = tuple[str, Change]
+
+
+class Resources(cluster.Resources):
+    parallel: Annotated[int, Field(ge=1, description="runs at a time")] = 256
+
+
+class Sweep(Strict):
+    base: Annotated[str | None, Field(description="config that all runs start from, beside the sweep's file")] = None
+    name: str | None = None
+    dir: Annotated[str | None, Field(description="folder of the runs (default runs/<name>)")] = None
+    resources: Resources = Resources()
+    grid: Annotated[dict[str, list[Any] | Change], Field(description="key: [values] or {label: value}")] = {}
+    set: Annotated[Change, Field(description="values of keys, for all runs")] = {}
+    list: Annotated[Changes, Field(description="one mapping of keys a run; label: its name")] = []
+
+
+@dataclass
+class Cell:
+    name: str
+    run: Path
+    command: list[str]
+    rounds: int
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    try:
+        sweep, cells = read(arguments.sweep)
+        profile = cluster.read_profile(arguments.profile, arguments.profiles)
+        return _act(arguments, sweep, cells, profile)
+    except ValueError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return BAD_CONFIG
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m launch.sweep", description=__doc__.splitlines()[0])
+    parser.add_argument("sweep", metavar="SWEEP.yaml", help="keys: " + ", ".join(Sweep.model_fields))
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--status", action="store_true", help="show how far the runs are")
+    what.add_argument("--local", action="store_true", help="run here instead of submitting")
+    what.add_argument("--dry-run", action="store_true", help="print the runs and the batch script")
+    parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="with --local: runs at a time")
+    cluster.add_options(parser)
+    return parser
+
+
+def read(path: str) -> tuple[Sweep, list[Cell]]:
+    """The sweep and its runs, every one of them validated."""
+    sweep: Sweep = cluster.checked(Sweep, read_yaml(path) or {}, path)
+    name = sweep.name or Path(path).stem
+    folder = Path(sweep.dir or f"runs/{name}")
+    base = [] if sweep.base is None else [os.path.relpath(Path(path).parent / sweep.base)]
+    common = {"monitor.wandb.group": name} | sweep.set
+    cells = [_cell(label, folder, base, common | change) for label, change in _changes(sweep, path)]
+    double = {cell.name for cell in cells if sum(other.name == cell.name for other in cells) > 1}
+    if double:
+        raise ConfigError(f"{path}: several runs are named {min(double)}; give the values labels")
+    return sweep, cells
+
+
+def _cell(label: str, folder: Path, base: list[str], change: Change) -> Cell:
+    overrides = [f"{key}={json.dumps(value)}" for key, value in change.items()]
+    try:
+        config, command = resolve([*base, *overrides, f"run.dir={folder / label}"])
+    except ConfigError as e:
+        raise ConfigError(f"run {label}: {e}") from None
+    return Cell(label, folder / label, command, config.rounds)
+
+
+def _changes(sweep: Sweep, path: str) -> Iterator[Labelled]:
+    """Every run's label and its changes: the list times the grid."""
+    axes = [[_labelled(key, label, value) for label, value in _values(v)] for key, v in sweep.grid.items()]
+    if sweep.list:
+        axes.insert(0, [_listed(entry) for entry in sweep.list])
+    if not axes or not all(axes):
+        raise ConfigError(f"{path} names no run: give a grid or a list with values")
+    for choice in itertools.product(*axes):
+        yield "-".join(label for label, _ in choice), dict(item for _, change in choice for item in change.items())
+
+
+def _values(values: Any) -> list[tuple[str | None, Any]]:
+    return list(values.items()) if isinstance(values, dict) else [(None, value) for value in values]
+
+
+def _labelled(key: str, label: str | None, value: Any) -> Labelled:
+    *_, last = key.split(".")
+    text = value if isinstance(value, str) else json.dumps(value)
+    return _safe(label or (text if last == "name" else last + text)), {key: value}
+
+
+def _listed(entry: Change) -> Labelled:
+    change = {key: value for key, value in entry.items() if key != "label"}
+    return _safe(str(entry.get("label") or "-".join(_labelled(k, None, v)[0] for k, v in change.items()))), change
+
+
+def _safe(label: str) -> str:
+    """A label that can be the name of a folder."""
+    return "".join(c if c.isalnum() or c in "._+" else "_" for c in label)
+
+
+def _act(arguments: argparse.Namespace, sweep: Sweep, cells: list[Cell], profile: cluster.Profile) -> int:
+    folder = cells[0].run.parent
+    if arguments.status:
+        print(table(statuses(cells)))
+        return 0
+    if arguments.dry_run:
+        print("\n".join(f"{cell.name}: python -m fl_dist.main {' '.join(cell.command)}" for cell in cells))
+        print(cluster.batch_script(_executor(sweep, folder, profile)))
+        return 0
+    todo = _unfinished(cells)
+    if not todo:
+        return 0
+    if arguments.local:
+        code = run_here([(cell.name, cell.run, cell.command) for cell in todo], sweep.resources.tasks, arguments.jobs)
+        print(table(statuses(cells)))
+        return code
+    if not cluster.have_slurm():
+        raise ValueError("no sbatch on the PATH: submit from a login node, or run here with --local")
+    return _submit(arguments.sweep, todo, _executor(sweep, folder, profile), folder)
+
+
+def _executor(sweep: Sweep, folder: Path, profile: cluster.Profile) -> Any:
+    return cluster.executor(folder / "jobs", folder.name, sweep.resources, profile, sweep.resources.parallel)
+
+
+def _unfinished(cells: list[Cell]) -> list[Cell]:
+    """The runs that are neither finished nor under way."""
+    jobs, queued = _jobs(cells[0].run.parent), queue()
+    finished = [cell for cell in cells if RunFolder(cell.run).finished]
+    active = [c for c in cells if c not in finished and (jobs.get(c.name) in queued or locked(c.run))]
+    todo = [cell for cell in cells if cell not in finished and cell not in active]
+    print(f"{len(cells)} runs: {len(finished)} finished, {len(active)} under way, {len(todo)} to start")
+    return todo
+
+
+def _submit(path: str, todo: list[Cell], executor: Any, folder: Path) -> int:
+    with executor.batch():
+        jobs = [executor.submit(Task(cell.command, str(cell.run))) for cell in todo]
+    started = {cell.name: job.job_id for cell, job in zip(todo, jobs, strict=True)}
+    write_atomically(folder / "jobs.json", json.dumps(_jobs(folder) | started, indent=1).encode())
+    print(f"job      {jobs[0].job_id.split('_')[0]} (an array of {len(jobs)})")
+    print(f"runs     {folder}/")
+    print(f"status   python -m launch.sweep {path} --status")
+    print(f"follow   tail -F {log_of(folder, started[todo[0].name])}")
+    return 0
+
+
+def _jobs(folder: Path) -> dict[str, str]:
+    """The last Slurm job of each run."""
+    file = folder / "jobs.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def log_of(folder: Path, job: str) -> Path:
+    return folder / "jobs" / f"{job}_0_log.out"
+
+
+def statuses(cells: list[Cell]) -> list[Status]:
+    folder = cells[0].run.parent
+    jobs, queued = _jobs(folder), queue()
+    return [status(c.name, c.run, c.rounds, queued.get(jobs.get(c.name, "")), _log(c, jobs)) for c in cells]
+
+
+def _log(cell: Cell, jobs: dict[str, str]) -> Path | None:
+    """Where the latest attempt wrote: the job's log or that of a local start."""
+    logs = [cell.run / "logs" / "launch.log"]
+    if cell.name in jobs:
+        logs.append(log_of(cell.run.parent, jobs[cell.name]))
+    return max((log for log in logs if log.exists()), key=lambda log: log.stat().st_mtime, default=None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

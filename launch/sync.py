@@ -1,0 +1,54 @@
+"""Upload the offline W&B records of runs.
+
+python -m launch.sync runs/fedgmt_vit [runs/...]
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fl_dist.monitor.mirror import has_account
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m launch.sync", description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="run folder, or a folder of run folders")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be uploaded")
+    arguments = parser.parse_args(argv)
+    records = [record for run in arguments.runs for record in offline(run)]
+    if not records:
+        return _complain(f"no offline W&B record below {', '.join(map(str, arguments.runs))}")
+    if arguments.dry_run:
+        print("\n".join(map(str, records)))
+        return 0
+    if not has_account():
+        return _complain(f"no W&B account to upload {len(records)} records to: run `wandb login` or set WANDB_API_KEY")
+    return upload(records)
+
+
+def offline(run: Path) -> list[Path]:
+    """The records of a run, or of all runs below a folder, the oldest first."""
+    return sorted(record for record in run.rglob("wandb/offline-run-*") if record.is_dir())
+
+
+def upload(records: list[Path]) -> int:
+    """A resumed run has several records of one id; they are appended in order."""
+    failed = 0
+    for record in records:
+        command = [sys.executable, "-m", "wandb", "sync", "--append", str(record)]
+        failed += subprocess.run(command).returncode != 0
+    if failed:
+        return _complain(f"{failed} of {len(records)} records could not be uploaded; start the same command again")
+    print(f"{len(records)} records uploaded")
+    return 0
+
+
+def _complain(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""What submitit starts: one rank of a run, which goes back to the queue when it is interrupted."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from submitit import JobEnvironment
+from submitit.helpers import DelayedSubmission
+
+from launch.rank import INTERRUPTED
+
+COURTESY = 15.0
+"""Seconds that the other ranks of a failed run leave rank 0 to say why; its end ends them."""
+
+
+class RunFailed(Exception):
+    """A run that ended with an error; the message is its one line."""
+
+
+@dataclass
+class Task:
+    """`fl_dist.main` with these arguments; run_dir is where it writes."""
+
+    arguments: list[str]
+    run_dir: str
+
+    def __call__(self) -> None:
+        # submitit wants to hear of SIGUSR2 and the run wants to save first: while main runs, signals are its own.
+        from fl_dist.main import main
+
+        environment = JobEnvironment()
+        if self._finished:
+            return
+        os.environ.update(rank_variables(environment))
+        with LastError() as error:
+            code = main(self.arguments)
+        # Only rank 0 knows that the model is written; a signal that missed it reached another rank.
+        if code == INTERRUPTED or (code == 0 and environment.global_rank == 0 and not self._finished):
+            requeue(environment)
+        elif code:
+            fail(environment.global_rank, error.message or f"the run ended with exit code {code}")
+
+    @property
+    def _finished(self) -> bool:
+        return (Path(self.run_dir) / "model.safetensors").exists()
+
+    def checkpoint(self) -> DelayedSubmission:
+        """The same again: main resumes by itself."""
+        return DelayedSubmission(self)
+
+
+def rank_variables(environment: JobEnvironment) -> dict[str, str]:
+    """The variables by which fl_dist finds its rank, as torchrun would set them."""
+    tasks, nodes = environment.num_tasks, environment.num_nodes
+    local = environment.cluster == "local"
+    return {
+        "RANK": str(environment.global_rank),
+        "WORLD_SIZE": str(tasks),
+        "LOCAL_RANK": str(environment.local_rank),
+        "LOCAL_WORLD_SIZE": str(tasks // nodes),
+        "MASTER_ADDR": "127.0.0.1" if local else environment.hostnames[0],
+        "MASTER_PORT": str(20000 + int(environment.raw_job_id) % 10000),  # jobs that share a node do not collide
+    }
+
+
+def requeue(environment: JobEnvironment) -> None:
+    """The run is saved: do now what submitit does on its signal. Rank 0 does it for all."""
+    if environment.global_rank == 0 and still_wanted(environment):
+        signal.raise_signal(JobEnvironment._usr_sig())
+    # No exception, and no code that srun would take for a failure: rank 0 may still be at it.
+    sys.exit(0)
+
+
+def still_wanted(environment: JobEnvironment) -> bool:
+    """A job that was cancelled, or that Slurm is requeueing itself, no longer counts as running."""
+    if environment.cluster != "slurm":
+        return True
+    query = ["squeue", "--noheader", f"--jobs={environment.raw_job_id}", "--format=%T"]
+    return subprocess.run(query, capture_output=True, text=True).stdout.strip() == "RUNNING"
+
+
+def fail(rank: int, reason: str) -> None:
+    if rank != 0:
+        time.sleep(COURTESY)
+    sys.tracebacklimit = 0
+    raise RunFailed(reason)
+
+
+class LastError(logging.Handler):
+    """Context: remembers the last error that fl_dist logged."""
+
+    message: str | None = None
+
+    def __enter__(self) -> "LastError":
+        self.setLevel(logging.ERROR)
+        logging.getLogger("fl_dist").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("fl_dist").removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.message = record.getMessage().splitlines()[0]
