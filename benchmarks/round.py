@@ -193,8 +193,8 @@ def report(case: Case, times: dict[str, list[float]], parts: dict[str, list[floa
     where = "  ".join(f"{k} {1000 * statistics.median(v):.1f}" for k, v in parts.items() if k != "total")
     verdict = "ok" if whole / bare <= case.limit else "OVER"
     print(
-        f"{case.name:28} {1000 * whole:9.1f} ms {1000 * bare:9.1f} ms   {whole / bare:5.3f}   <= {case.limit:.2f}  {verdict:4}"
-        f"  ms: {where}",
+        f"{case.name:28} {1000 * whole:9.1f} ms {1000 * bare:9.1f} ms   {whole / bare:5.3f}   <= {case.limit:.2f}"
+        f"  {verdict:4}  ms: {where}",
         flush=True,
     )
 

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, PydanticUndefined
+from pydantic_core import ErrorDetails
 
 from fl_dist.algorithms import algorithms, build, parts
 from fl_dist.core import Clash
@@ -352,41 +351,3 @@ def _leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def help_lines() -> Iterator[str]:
-    """Every key with type, default and one line."""
-    yield from _section_help(Config, "")
-    for section, registry in NAMED.items():
-        for name in registry:
-            yield f"{section}.name={name}"
-            yield from _section_help(registry.schema(name), f"{section}.", indent="  ")
-    yield "algorithm.parts=[{<part>: {<settings>}}, ...], innermost first, of:"
-    for name in parts:
-        yield f"  {name}"
-        yield from _section_help(parts.schema(name), "", indent="    ")
-
-
-def _section_help(schema: type[BaseModel], prefix: str, indent: str = "") -> Iterator[str]:
-    for name, field in schema.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _section_help(kind, f"{prefix}{name}.", indent)
-        else:
-            default = "required" if field.default is PydanticUndefined else _plain(field.default)
-            head = f"{indent}{prefix}{name}"
-            yield f"{head:<34} {_type_name(field):<24} {default:<22} {field.description or ''}"
-
-
-def _plain(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("\n...").strip()
-
-
-def _type_name(field: FieldInfo) -> str:
-    text = str(field.annotation)
-    if isinstance(field.annotation, type):
-        text = field.annotation.__name__
-    literal = re.sub(r"typing\.Literal\[([^\]]*)\]", lambda m: m[1].replace("'", "").replace(", ", "|"), text)
-    return (
-        literal.replace("typing.", "").replace("dict[str, Any]", "mapping").replace(" | ", "|").replace("None", "null")
-    )

@@ -25,6 +25,7 @@ from fl_dist.folder import RunFolder
 from fl_dist.server import TooFewSurvivors
 from fl_dist.signals import REQUEUE, StopRequest
 from fl_dist.train import train
+from fl_dist.usage import help_lines
 from fl_dist.world import World
 
 log = logging.getLogger("fl_dist")
@@ -55,7 +56,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m fl_dist.main",
         description="Federated training: rank 0 serves, the other ranks train; one process alone does everything.",
-        epilog="keys (type, default, meaning):\n" + "\n".join(f"  {line}" for line in configuration.help_lines()),
+        epilog="keys (type, default, meaning):\n" + "\n".join(f"  {line}" for line in help_lines()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", nargs="?", help="a YAML file; without one the embedded quick start runs")

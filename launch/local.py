@@ -20,7 +20,8 @@ from fl_dist import config as configuration
 from fl_dist.config import Config
 from fl_dist.folder import RunFolder
 from fl_dist.main import QUICKSTART
-from launch.rank import BAD_CONFIG, INTERRUPTED, OUTCOMES, SIGNALS, STOP, end_with_parent
+from fl_dist.signals import HANDLED, REQUEUE
+from launch.rank import BAD_CONFIG, OUTCOMES, STOP, end_with_parent
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,8 +76,8 @@ def refuse_finished(config: Config) -> None:
 
 def settle(code: int, folder: RunFolder) -> int:
     """What the run folder shows weighs more than what single ranks saw of a stop."""
-    if code in (0, INTERRUPTED):
-        return 0 if folder.finished else INTERRUPTED
+    if code in (0, REQUEUE):
+        return 0 if folder.finished else REQUEUE
     return code
 
 
@@ -117,7 +118,7 @@ def _supervise(torchrun: list[str], outcomes: Path) -> int:
     os.environ[OUTCOMES] = str(outcomes)
     # A fork has torch imported already, and a group of its own does not hear the terminal's Ctrl-C.
     agent = multiprocessing.get_context("fork").Process(target=_agent, args=(torchrun,))
-    old = {number: signal.signal(number, forward) for number in SIGNALS}
+    old = {number: signal.signal(number, forward) for number in HANDLED}
     try:
         agent.start()
         agent.join()
@@ -142,7 +143,7 @@ def _agent(torchrun: list[str]) -> None:
 
     os.setpgid(0, 0)
     end_with_parent()
-    for number in SIGNALS:
+    for number in HANDLED:
         signal.signal(number, signal.SIG_IGN if number in (signal.SIGUSR1, signal.SIGUSR2) else signal.SIG_DFL)
     logging.disable()
     try:
@@ -162,7 +163,7 @@ def _outcome(outcomes: Path, agent: int) -> int:
     if BAD_CONFIG in codes:
         return BAD_CONFIG
     if (outcomes / STOP).exists():
-        return INTERRUPTED
+        return REQUEUE
     # torchrun stops the ranks beside a lost one: their "interrupted" is not the user's.
     return 1 if agent else max(codes, default=0)
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
-from launch.rank import INTERRUPTED, SIGNALS
+from fl_dist.signals import HANDLED, REQUEUE
 
 Run = tuple[str, Path, list[str]]
 """Name, folder, arguments."""
@@ -23,7 +23,7 @@ class Pool:
         """One run to its end; its output goes to logs/launch.log."""
         name, folder, arguments = run
         if self.stopped:
-            return INTERRUPTED
+            return REQUEUE
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "launch.local", *arguments, "--ranks", str(self.ranks)]
         with open(folder / "logs" / "launch.log", "wb") as log:
@@ -32,7 +32,7 @@ class Pool:
             if self.stopped:  # the signal came while the process was being started
                 process.terminate()
             code = process.wait()
-        print(f"{name}: {'finished' if code == 0 else 'interrupted' if code == INTERRUPTED else 'failed'}", flush=True)
+        print(f"{name}: {'finished' if code == 0 else 'interrupted' if code == REQUEUE else 'failed'}", flush=True)
         return code
 
     def stop(self, number: int, frame: FrameType | None) -> None:
@@ -44,11 +44,11 @@ class Pool:
 def run_here(runs: Sequence[Run], ranks: int, at_once: int) -> int:
     """Exit code: 1 if a run failed, 75 if a signal ended the rest, 0 if all finished."""
     pool = Pool(ranks)
-    old = {number: signal.signal(number, pool.stop) for number in SIGNALS}
+    old = {number: signal.signal(number, pool.stop) for number in HANDLED}
     try:
         with ThreadPoolExecutor(at_once) as threads:
             codes = list(threads.map(pool.run, runs))
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
-    return 1 if set(codes) - {0, INTERRUPTED} else max(codes)
+    return 1 if set(codes) - {0, REQUEUE} else max(codes)

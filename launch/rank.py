@@ -11,13 +11,14 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from fl_dist.signals import HANDLED, REQUEUE
+
 OUTCOMES = "FL_DIST_OUTCOMES"
 """Environment variable: the folder where the ranks of a node leave their process ids and exit codes."""
 STOP = "stop"
 """File in that folder: a stop was asked for, nothing is to be started again."""
-BAD_CONFIG, INTERRUPTED = 2, 75
-FINAL = (0, BAD_CONFIG, INTERRUPTED)
-SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+BAD_CONFIG = 2
+FINAL = (0, BAD_CONFIG, REQUEUE)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -28,13 +29,13 @@ def end_with_parent() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(INTERRUPTED)
+    sys.exit(REQUEUE)
 
 
 def _run() -> int:
     """The exit code of main; a signal that comes before main listens ends the rank at once."""
     try:
-        for number in SIGNALS:
+        for number in HANDLED:
             signal.signal(number, _leave)
         from fl_dist.main import main  # seconds of imports, in which signals may come
 
@@ -42,7 +43,7 @@ def _run() -> int:
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else 1
     finally:
-        for number in SIGNALS:
+        for number in HANDLED:
             signal.signal(number, signal.SIG_IGN)
 
 
@@ -51,7 +52,7 @@ def run() -> int:
     rank = os.environ["LOCAL_RANK"]
     end_with_parent()
     (outcomes / f"{rank}.pid").write_text(str(os.getpid()))
-    code = INTERRUPTED if (outcomes / STOP).exists() else _run()
+    code = REQUEUE if (outcomes / STOP).exists() else _run()
     (outcomes / f"{rank}.pid").unlink()
     (outcomes / f"{rank}.code").write_text(str(code))
     return 0 if code in FINAL else code

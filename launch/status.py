@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_dist.folder import METRICS, MODEL
+from fl_dist.monitor.console import duration
 
 RECENT = 10
 """Rounds from whose duration the time left is estimated."""
@@ -97,13 +98,6 @@ def _last_rows(metrics: Path) -> list[dict[str, Any]]:
 
 def _last_accuracy(rows: list[dict[str, Any]]) -> float | None:
     return next((row["test_accuracy"] for row in reversed(rows) if row["test_accuracy"] is not None), None)
-
-
-def duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if minutes < 1:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def table(states: list[Status]) -> str:

@@ -9,6 +9,7 @@ import argparse
 import itertools
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -137,7 +138,7 @@ def _act(arguments: argparse.Namespace, sweep: Sweep, cells: list[Cell], profile
         print(table(statuses(cells)))
         return 0
     if arguments.dry_run:
-        print("\n".join(f"{cell.name}: python -m fl_dist.main {' '.join(cell.command)}" for cell in cells))
+        print("\n".join(f"{cell.name}: python -m fl_dist.main {shlex.join(cell.command)}" for cell in cells))
         print(cluster.batch_script(_executor(sweep, folder, profile)))
         return 0
     todo = _unfinished(cells)

@@ -34,14 +34,9 @@ def offline(run: Path) -> list[Path]:
 
 
 def upload(records: list[Path]) -> int:
-    """A resumed run has several records of one id; they are appended in order."""
-    failed = 0
-    for record in records:
-        command = [sys.executable, "-m", "wandb", "sync", "--append", str(record)]
-        failed += subprocess.run(command).returncode != 0
-    if failed:
-        return _complain(f"{failed} of {len(records)} records could not be uploaded; start the same command again")
-    print(f"{len(records)} records uploaded")
+    """A resumed run has several records of one id; wandb appends them in the order of their start."""
+    if subprocess.run([sys.executable, "-m", "wandb", "sync", "--yes", *map(str, records)]).returncode:
+        return _complain("not everything could be uploaded; start the same command again")
     return 0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from submitit import JobEnvironment
 from submitit.helpers import DelayedSubmission
 
-from launch.rank import INTERRUPTED
+from fl_dist.signals import REQUEUE
 
 COURTESY = 15.0
 """Seconds that the other ranks of a failed run leave rank 0 to say why; its end ends them."""
@@ -40,7 +40,7 @@ class Task:
         with LastError() as error:
             code = main(self.arguments)
         # Only rank 0 knows that the model is written; a signal that missed it reached another rank.
-        if code == INTERRUPTED or (code == 0 and environment.global_rank == 0 and not self._finished):
+        if code == REQUEUE or (code == 0 and environment.global_rank == 0 and not self._finished):
             requeue(environment)
         elif code:
             fail(environment.global_rank, error.message or f"the run ended with exit code {code}")

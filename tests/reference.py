@@ -255,10 +255,7 @@ def train_client(
     sizes, weight = layer_sizes(problem), is_weight(problem)
     rows = np.flatnonzero(problem.client == i)
     data, target = problem.x_train[rows].astype(np.float64), problem.y_train[rows].astype(np.int64)
-    if problem.batches is None:
-        batches = [np.arange(len(rows))] * problem.epochs
-    else:
-        batches = problem.batches(t, i, len(rows))
+    batches = [np.arange(len(rows))] * problem.epochs if problem.batches is None else problem.batches(t, i, len(rows))
     n_steps = len(batches)
 
     # Quantities that stay fixed during the round.

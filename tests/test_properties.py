@@ -601,6 +601,25 @@ class TestChains:
         assert by_parts.sha == lab.run(lab.config(algorithm("fedgamma"))).sha
 
     @pytest.mark.parametrize(
+        "chosen",
+        [
+            ["asam", "scaffold"],
+            ["asam", "dual"],
+            ["interpolate", "dual"],
+            ["nottrue", "dual"],
+            ["lesam", "trajectory", "dual"],
+            ["momentumperturb", "nesterov", "clienttrajectory", "dual"],
+            ["sam", "affine", "mime", "servermomentum"],
+        ],
+        ids=" ".join,
+    )
+    def test_combinations_that_no_paper_ran_train(self, lab: Lab, chosen: list[str]) -> None:
+        made = lab.run(lab.config(chain(*({name: {}} for name in chosen))))
+        assert np.isfinite(made.x).all()
+        without_the_first = lab.run(lab.config(chain(*({name: {}} for name in chosen[1:]))))
+        assert made.sha != without_the_first.sha
+
+    @pytest.mark.parametrize(
         ("chosen", "reason"),
         [
             (["dual", "nesterov"], "dual has to stand after nesterov, which sets the server optimiser"),
@@ -609,7 +628,6 @@ class TestChains:
             (["nottrue", "trajectory"], "nottrue and trajectory exclude each other: both set the teacher"),
             (["clientmomentum", "mime"], "both keep a variable named 'direction'"),
             (["scaffold", "scaffold"], "both keep a variable named 'c'"),
-            (["scaffold", "interpolate"], "both keep a variable named 'c'"),
             (["nesterov", "serveradam"], "both keep a variable named 'm'"),
             (["momentumperturb"], "momentumperturb needs the server variable 'm', which no part keeps"),
             (["scafold"], "unknown part 'scafold'; did you mean 'scaffold'?"),

@@ -99,7 +99,7 @@ class WandbMirror:
             mode="online" if self.mode == "online" else "offline",
             dir=str(self.folder),
             config=dump(self.config),
-            settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, init_timeout=30),
+            settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, init_timeout=10),
         )
 
     def _identity(self) -> str:

@@ -1,0 +1,25 @@
+"""Promise: kill any process at any moment, restart on any number of workers, and nothing differs."""
+
+from pathlib import Path
+
+from tests.chaos import chaos, settings
+from tests.jobs import environment, model_hash, results, run, torchrun
+
+
+def test_random_kills_change_nothing(tmp_path: Path) -> None:
+    score = chaos(4, seed=20, root=tmp_path)
+    assert score.kills == 4
+    assert score.differences == 0, score
+
+
+def test_torchrun_restarts_recover_by_themselves(tmp_path: Path) -> None:
+    calm, wild = (settings("scaffold", tmp_path / name) for name in ("calm", "wild"))
+    code, output = run([*torchrun(1), "-m", "fl_dist.main", *calm, "topology.server=shared"])
+    assert code == 0, output
+    # In every attempt rank 1 dies at its 25th client; each attempt gets some rounds further.
+    command = [*torchrun(3, "--max-restarts=20"), "-m", "fl_dist.main", *wild]
+    code, output = run(command, timeout=280, env=environment(FL_DIST_FAULT="local:25@1"))
+    assert code == 0, output
+    assert "resuming after round" in output
+    assert model_hash(tmp_path / "wild") == model_hash(tmp_path / "calm")
+    assert results(tmp_path / "wild") == results(tmp_path / "calm")

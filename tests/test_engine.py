@@ -1,0 +1,229 @@
+"""The seams: plan, exact sums, flat vectors, client state, one process."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fl_dist import plan
+from fl_dist.config import Clients, Topology
+from fl_dist.core import Vars
+from fl_dist.flat import Flat
+from fl_dist.main import main
+from fl_dist.state import ClientStates
+from fl_dist.sums import OutOfRange, Uplink
+from tests.jobs import QUIET, metrics, model_hash, results
+
+CPU = torch.device("cpu")
+
+
+def test_uniform_cohorts_have_the_size_and_no_repeats() -> None:
+    drawn = [plan.cohort(Clients(total=30, per_round=7), None, 3, t) for t in range(200)]
+    assert all(len(c) == len(set(c)) == 7 and c == sorted(c) for c in drawn)
+    counts = np.bincount(np.concatenate(drawn), minlength=30)
+    assert counts.min() > 25
+    assert drawn != [plan.cohort(Clients(total=30, per_round=7), None, 4, t) for t in range(200)]
+
+
+def test_bernoulli_cohorts_have_the_mean_and_are_never_empty() -> None:
+    clients = Clients(total=20, per_round=2, sampling="bernoulli")
+    drawn = [plan.cohort(clients, None, 0, t) for t in range(500)]
+    assert all(drawn)
+    assert len({len(c) for c in drawn}) > 3
+    assert np.mean([len(c) for c in drawn]) == pytest.approx(2 / (1 - 0.9**20), abs=0.2)
+
+
+@given(
+    costs=st.lists(st.floats(0.1, 100), min_size=1, max_size=30),
+    workers=st.integers(1, 6),
+    homes=st.lists(st.integers(0, 9), min_size=30, max_size=30),
+)
+@settings(max_examples=100, deadline=None)
+def test_assignment_is_complete_and_balanced(costs: list[float], workers: int, homes: list[int]) -> None:
+    loads = dict.fromkeys(range(workers), 0.0)
+    placed = plan.assign(dict(enumerate(costs)), range(workers), {}, dict(enumerate(homes)))
+    assert set(placed) == set(range(len(costs)))
+    for client, worker in placed.items():
+        loads[worker] += costs[client]
+    # Longest first is within 4/3 of the best; the best is no less than the mean and the longest.
+    assert max(loads.values()) <= 4 / 3 * (sum(costs) / workers + max(costs)) + 1e-9
+
+
+def test_longest_first_uses_measured_speeds() -> None:
+    placed = plan.assign(dict.fromkeys(range(9), 1.0), [1, 2], {1: 1.0, 2: 0.5}, {})
+    assert [list(placed.values()).count(w) for w in (1, 2)] == [6, 3]
+
+
+def test_clients_stay_where_their_state_is_when_there_is_room() -> None:
+    home = {c: 1 + c % 2 for c in range(10)}
+    assert plan.assign(dict.fromkeys(range(10), 1.0), [1, 2], {}, home) == home
+
+
+def uplink(mode: str = "exact", size: int = 50_000, largest: int = 6) -> Uplink:
+    return Uplink({"v": size}, largest, mode, CPU)
+
+
+def test_exact_sums_do_not_depend_on_order_or_split() -> None:
+    vectors = torch.randn(6, 50_000, generator=torch.Generator().manual_seed(0))
+    weights = [0.3, 1.0, 0.7, 0.01, 0.9, 0.5]
+    whole, first, second = uplink(), uplink(), uplink()
+    for k in range(6):
+        whole.add("v", vectors[k], weights[k])
+    for k in (5, 1, 3):
+        first.add("v", vectors[k], weights[k])
+    for k in (4, 0, 2):
+        second.add("v", vectors[k], weights[k])
+    first.buffer.add_(second.buffer)
+    assert torch.equal(whole.buffer, first.buffer)
+    mean = whole.mean("v", sum(weights), torch.zeros(1, dtype=torch.float64))
+    expected = sum(w * v.double() for w, v in zip(weights, vectors, strict=True)) / sum(weights)
+    assert float((mean - expected).abs().max()) < 2**-47
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 5000.0])
+def test_exact_sums_refuse_what_does_not_fit(bad: float) -> None:
+    vector = torch.zeros(50_000)
+    vector[77] = bad
+    with pytest.raises(OutOfRange, match="its update"):
+        uplink().check("update", vector, 1.0)
+
+
+def test_the_largest_sum_that_passes_the_check_does_not_overflow() -> None:
+    up = uplink(size=1, largest=7)
+    vector = torch.tensor([4096.0])
+    for _ in range(7):
+        up.check("v", vector, 1.0)
+        up.add("v", vector, 1.0)
+    assert float(up.mean("v", 7.0, vector)) == 4096.0
+
+
+@pytest.mark.parametrize("mode", ["exact", "float32"])
+def test_reports_are_gathered_by_adding(mode: str) -> None:
+    one, two = uplink(mode), uplink(mode)
+    one.report(0, status=1, loss=0.25, seconds=1.5)
+    two.report(4, status=2, loss=0.125)
+    one.buffer.add_(two.buffer)
+    rows = one.reports()
+    assert (rows[0]["loss"], rows[0]["seconds"], rows[4]["status"], rows[4]["loss"]) == (0.25, 1.5, 2, 0.125)
+    assert rows[1]["status"] == 0
+
+
+class Uneven(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 5), nn.Linear(5, 2)
+        self.norm = nn.BatchNorm1d(5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.norm(self.a(x)))
+
+
+def test_parameters_are_aligned_views_of_one_vector() -> None:
+    module = Uneven()
+    before = {n: p.detach().clone() for n, p in module.named_parameters()}
+    flat = Flat(module)
+    for name, p in module.named_parameters():
+        assert torch.equal(p, before[name])
+        assert (p.data_ptr() - flat.vector.data_ptr()) % 64 == 0
+    flat.vector.fill_(2.0)
+    assert all(bool((p == 2).all()) for p in module.parameters())
+    assert flat.count == sum(p.numel() for p in module.parameters()) < flat.size
+
+
+def test_a_bound_vector_is_where_the_module_computes() -> None:
+    flat, x = Flat(Uneven()), torch.randn(4, 3)
+    flat.module.eval()
+    here, other = flat.module(x), flat.vector * 2
+    flat.bind(other)
+    there = flat.module(x)
+    flat.bind(flat.vector)
+    assert not torch.equal(here, there)
+    assert torch.equal(flat.module(x), here)
+
+
+def test_gathered_gradients_equal_autograd() -> None:
+    flat, x = Flat(Uneven()), torch.randn(4, 3)
+    out = torch.full_like(flat.vector, 7.0)
+    out.zero_()
+    flat.module(x).square().sum().backward()
+    flat.gather_gradients(flat.views(out))
+    for p, view in zip(flat.params, flat.views(out), strict=True):
+        assert torch.equal(view, p.grad)
+
+
+def test_buffers_go_to_a_vector_and_back() -> None:
+    flat = Flat(Uneven())
+    flat.module(torch.randn(16, 3))
+    saved = flat.buffers.read(flat.buffers.new())
+    before = {n: b.clone() for n, b in flat.module.named_buffers()}
+    flat.module(torch.randn(16, 3))
+    flat.buffers.write(saved)
+    assert all(torch.equal(b, before[n]) for n, b in flat.module.named_buffers())
+
+
+class Wire:
+    """Two ranks in one process: what one sends the other receives."""
+
+    def __init__(self, rank: int, mail: list[torch.Tensor]) -> None:
+        self.rank, self.mail = rank, mail
+
+    def exchange(self, sends: list, receives: list) -> None:
+        self.mail.extend(t for t, _ in sends)
+        for buffer, _ in receives:
+            buffer.copy_(self.mail.pop(0))
+
+
+def test_a_clients_state_follows_it() -> None:
+    template = {"h": ((5,), torch.float32), "k": ((), torch.float64)}
+    mail: list[torch.Tensor] = []
+    one, two = (ClientStates(template, Wire(rank, mail), lambda c: None) for rank in (1, 2))
+    for states in (one, two):
+        states.move({3: 1})
+    assert one.load(3, CPU) is None
+    one.store(3, Vars(h=torch.arange(5.0), k=torch.tensor(0.1, dtype=torch.float64)))
+    for states in (one, two):
+        states.move({3: 2})
+    moved = two.load(3, CPU)
+    assert moved is not None
+    assert torch.equal(moved.h, torch.arange(5.0)) and float(moved.k) == 0.1
+    moved.h.zero_()
+    assert torch.equal(two.load(3, CPU).h, torch.arange(5.0)), "what is loaded is a copy"
+    assert one.load(3, CPU) is None
+
+
+def test_main_can_be_called_again_and_again(tmp_path: Path) -> None:
+    small = [*QUIET, "rounds=2", "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}"]
+    for name in ("a", "b"):
+        assert main([*small, f"run.dir={tmp_path / name}"]) == 0
+    assert model_hash(tmp_path / "a") == model_hash(tmp_path / "b")
+    assert results(tmp_path / "a") == results(tmp_path / "b")
+
+
+def test_a_schedule_from_a_file_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "schedule.yaml").write_text("- [3, 1]\n- [0]\n- [2, 0, 1]\n")
+    small = [*QUIET, "rounds=3", "model={name: mlp, hidden: []}", "clients.total=4"]
+    assert main([*small, f"clients.schedule={tmp_path / 'schedule.yaml'}", f"run.dir={tmp_path / 'run'}"]) == 0
+    assert [r["clients"] for r in metrics(tmp_path / "run")] == [2, 1, 3]
+
+
+@pytest.mark.parametrize("precision", ["float64", "bf16"])
+def test_other_precisions_train(precision: str, tmp_path: Path) -> None:
+    small = [*QUIET, "rounds=3", "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}"]
+    assert main([*small, f"local.precision={precision}", f"run.dir={tmp_path}"]) == 0
+    rows = metrics(tmp_path)
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"]
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fl_dist.comm import pick_device
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device(Topology(), 1, 2) == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match="3 ranks share 2 visible GPUs on this node: start 2 ranks a node"):
+        pick_device(Topology(), 0, 3)
+    assert pick_device(Topology(oversubscribe=True), 2, 3) == torch.device("cuda", 0)
+    assert pick_device(Topology(device="cpu"), 0, 3) == CPU

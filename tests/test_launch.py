@@ -1,0 +1,231 @@
+"""Launchers without a cluster: torchrun on this machine, submitit's local executor, local sweeps."""
+
+import os
+import pty
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch import local, submit, sweep, sync
+from tests.cluster.runs import ROOT, ranks, rows, run, sha, start, wait_for, write_config
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> str:
+    return write_config(tmp_path_factory.mktemp("config"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(config, tmp_path_factory) -> str:
+    """The hash of the model that one process makes."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    code, output = run("fl_dist.main", config, f"run.dir={folder}")
+    assert code == 0, output
+    return sha(folder)
+
+
+def write_sweep(folder: Path, text: str) -> str:
+    file = folder / "sweep.yaml"
+    file.write_text(f"dir: {folder}/runs\nset: {{monitor.wandb.mode: disabled}}\n{text}")
+    return str(file)
+
+
+def test_ranks_on_this_machine_make_the_model_of_one_process(config, undisturbed, tmp_path):
+    code, output = run("launch.local", config, f"run.dir={tmp_path}/run", "-n", "3")
+    assert code == 0, output
+    assert "server + 2 workers" in output
+    assert sha(tmp_path / "run") == undisturbed
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_a_signal_saves_the_run_and_the_same_command_resumes_it(name, config, undisturbed, tmp_path):
+    arguments = [config, f"run.dir={tmp_path}/run", "--ranks", "2"]
+    with start("launch.local", arguments) as process:
+        wait_for(lambda: rows(tmp_path / "run"), 60, "the first round")
+        process.send_signal(signal.Signals[name])
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, output
+    assert "interrupted after round" in output
+    assert "Traceback" not in output
+    code, output = run("launch.local", *arguments)
+    assert code == 0, output
+    assert "resuming after round" in output
+    assert sha(tmp_path / "run") == undisturbed
+
+
+def test_a_killed_rank_is_started_again(config, undisturbed, tmp_path):
+    with start("launch.local", [config, f"run.dir={tmp_path}/run", "-n", "2", "--max-restarts", "1"]) as process:
+        wait_for(lambda: rows(tmp_path / "run"), 60, "the first round")
+        os.kill(ranks(tmp_path / "run")[0], signal.SIGKILL)
+        output, _ = process.communicate(timeout=90)
+    assert process.returncode == 0, output
+    assert sha(tmp_path / "run") == undisturbed
+
+
+def test_a_killed_server_is_reported_in_one_line(config, tmp_path):
+    with start("launch.local", [config, f"run.dir={tmp_path}/run", "-n", "2"]) as process:
+        wait_for(lambda: rows(tmp_path / "run"), 60, "the first round")
+        os.kill(ranks(tmp_path / "run")[-1], signal.SIGKILL)
+        output, _ = process.communicate(timeout=90)
+    assert process.returncode == 1
+    assert output.splitlines()[-1] == "error: rank 0 was ended by SIGKILL; start the same command to resume"
+    assert "Traceback" not in output
+
+
+def test_ranks_do_not_outlive_their_launcher(config, tmp_path):
+    with start("launch.local", [config, f"run.dir={tmp_path}/run", "-n", "2", "rounds=100000"]) as process:
+        wait_for(lambda: rows(tmp_path / "run"), 60, "the first round")
+        process.kill()
+        wait_for(lambda: not ranks(tmp_path / "run"), 60, "the end of the ranks")
+
+
+def test_a_terminal_stays_a_terminal(config, tmp_path):
+    output = bytearray()
+
+    def keep(descriptor: int) -> bytes:
+        data = os.read(descriptor, 4096)
+        output.extend(data)
+        return b"" if not data else b"."
+
+    command = [sys.executable, "-m", "launch.local", config, f"run.dir={tmp_path}/run", "-n", "2", "rounds=2"]
+    assert os.waitstatus_to_exitcode(pty.spawn(command, keep)) == 0, output.decode()
+    assert b"2/2" in output, output.decode()
+    assert re.search(rb"\d+%\|", output), "no progress bar"
+
+
+def test_missing_data_fails_with_one_line(config, tmp_path):
+    code, output = run(
+        "launch.local", config, "data.name=npz", "data.path=/none.npz", f"run.dir={tmp_path}/run", "-n", "2"
+    )
+    assert code == 1
+    assert "error: data file /none.npz does not exist" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("launcher", [local, submit])
+def test_a_bad_config_starts_nothing(launcher, config, tmp_path, capsys):
+    assert launcher.main([config, "local.lrr=1", f"run.dir={tmp_path}/run"]) == 2
+    assert capsys.readouterr().err == "error: unknown key local.lrr (set in the command line); did you mean 'lr'?\n"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("launcher", [local, submit])
+def test_a_finished_run_is_not_started_again(launcher, config, tmp_path, capsys):
+    (tmp_path / "model.safetensors").touch()
+    assert launcher.main([config, f"run.dir={tmp_path}"]) == 2
+    assert "is finished" in capsys.readouterr().err
+
+
+def test_the_dry_run_shows_the_batch_script_of_a_profile(config, tmp_path, capsys):
+    profiles = tmp_path / "profiles.yaml"
+    profiles.write_text(
+        "here: {partition: fast, account: us, qos: low, hours: 2, setup: [module load x], sbatch: {mail-user: me}}"
+    )
+    where = ["--profiles", str(profiles), "--profile", "here"]
+    arguments = [config, f"run.dir={tmp_path}/run", "--nodes", "2", "--gpus-per-node", "8", "--dry-run", *where]
+    assert submit.main(arguments) == 0
+    script = capsys.readouterr().out
+    for option in (
+        "partition=fast",
+        "account=us",
+        "qos=low",
+        "time=120",
+        "nodes=2",
+        "ntasks-per-node=8",
+        "mail-user=me",
+    ):
+        assert f"#SBATCH --{option}\n" in script
+    assert "\nmodule load x\n" in script
+    assert not (tmp_path / "run").exists()
+
+
+def test_profiles_are_checked(config, tmp_path, capsys):
+    profiles = tmp_path / "profiles.yaml"
+    profiles.write_text("here: {partitoin: fast}")
+    assert submit.main([config, "--profiles", str(profiles), "--profile", "here", "--dry-run"]) == 2
+    assert "unknown key partitoin in profile here" in capsys.readouterr().err
+    assert submit.main([config, "--profiles", str(profiles), "--profile", "her", "--dry-run"]) == 2
+    assert "no profile 'her'" in capsys.readouterr().err
+
+
+def test_without_slurm_submitting_says_so(config, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert submit.main([config, f"run.dir={tmp_path}/run"]) == 2
+    assert "no sbatch on the PATH" in capsys.readouterr().err
+
+
+def test_submitit_runs_the_same_here(config, undisturbed, tmp_path):
+    code, output = run("launch.submit", config, f"run.dir={tmp_path}/run", "--tasks-per-node", "2", "--local")
+    assert code == 0, output
+    assert sha(tmp_path / "run") == undisturbed
+
+
+def test_submitit_reports_a_failure_in_one_line(config, tmp_path):
+    missing = [config, "data.name=npz", "data.path=/none.npz", f"run.dir={tmp_path}/run"]
+    code, output = run("launch.submit", *missing, "--tasks-per-node", "2", "--local")
+    assert code == 1
+    assert output.splitlines()[-1].startswith("error: ")
+    assert "data file /none.npz does not exist" in output.splitlines()[-1]
+
+
+def test_a_local_sweep_runs_skips_and_reports(config, tmp_path, capsys):
+    file = write_sweep(
+        tmp_path,
+        f"base: {config}\ngrid: {{rounds: [3], seed: [0, 1]}}\nlist: [{{algorithm.name: fedavg}}, {{label: lost, data: "
+        "{name: npz, path: /none.npz}}]\nresources: {tasks_per_node: 2}\n",
+    )
+    code, output = run("launch.sweep", file, "--local", "-j", "2")
+    assert code == 1, output
+    assert sweep.main([file, "--status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines[1:3]] == [
+        ["fedavg-rounds3-seed0", "finished", "3/3"],
+        ["fedavg-rounds3-seed1", "finished", "3/3"],
+    ]
+    for line in lines[3:]:
+        assert re.match(r"lost-rounds3-seed[01]\s+failed\s+data file /none.npz does not exist", line), line
+    shutil.rmtree(tmp_path / "runs" / "lost-rounds3-seed0")
+    shutil.rmtree(tmp_path / "runs" / "lost-rounds3-seed1")
+    assert "4 runs: 2 finished, 0 under way, 2 to start" in run("launch.sweep", file, "--local")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("grid: {seed: [0], local.lrr: [1, 2]}", "run seed0-lrr1: unknown key local.lrr"),
+        ("gird: {seed: [0]}", "unknown key gird in"),
+        ("grid: {seed: []}", "names no run"),
+        ("list: [{label: a, seed: 1}, {label: a, seed: 2}]", "several runs are named a"),
+        ("grid: {seed: [0]}\nbase: none.yaml", "cannot read"),
+    ],
+)
+def test_a_sweep_is_validated_before_anything_starts(text, message, tmp_path, capsys):
+    assert sweep.main([write_sweep(tmp_path, text), "--local"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["sweep_digits.yaml", "paper/fedgmt_table2.yaml"])
+def test_the_sweeps_that_come_along_are_valid(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    _, cells = sweep.read(f"configs/{name}")
+    assert len({cell.name for cell in cells}) == len(cells) >= 6
+
+
+def test_sync_says_what_is_missing(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    assert sync.main([str(tmp_path)]) == 1
+    assert "no offline W&B record" in capsys.readouterr().err
+    record = tmp_path / "run" / "wandb" / "offline-run-20250101_000000-abc"
+    record.mkdir(parents=True)
+    assert sync.main([str(tmp_path), "--dry-run"]) == 0
+    assert capsys.readouterr().out == f"{record}\n"
+    assert sync.main([str(tmp_path)]) == 1
+    assert "wandb login" in capsys.readouterr().err
