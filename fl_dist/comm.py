@@ -30,7 +30,6 @@ class Comm(Protocol):
     size: int
     device: torch.device
     workers: Sequence[int]
-    sent: int
 
     overlaps: bool
     """Rank 0 trains no clients, and so has time while the others do."""
@@ -49,7 +48,7 @@ class Alone:
     """One process is server and worker."""
 
     def __init__(self, topology: Topology) -> None:
-        self.rank, self.size, self.sent = 0, 1, 0
+        self.rank, self.size = 0, 1
         self.workers: Sequence[int] = (0,)
         self.device = pick_device(topology, 0, 1)
         self.overlaps = False
@@ -98,6 +97,7 @@ class Cluster:
             torch.cuda.set_device(self.device)
         nccl = self.device.type == "cuda" and not topology.oversubscribe
         backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+        self._gloo_only = self.device.type == "cuda" and not nccl
         timeout = timedelta(seconds=comm.timeout)
         store, self.rank, self.size = _rendezvous(comm.timeout)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -107,19 +107,20 @@ class Cluster:
         )
         self.workers: Sequence[int] = range(0 if shared else 1, self.size)
         self.overlaps = not shared
-        self.sent = 0
         self._timeout = comm.timeout
         self._store.set(f"host/{self.rank}", _host())
 
     def broadcast(self, buffer: Tensor) -> None:
         with self._watch():
             dist.broadcast(buffer, src=0)
-        self.sent += buffer.nbytes
 
     def reduce(self, buffer: Tensor) -> None:
+        # gloo reduces host memory only.
+        staged = buffer.cpu() if self._gloo_only else buffer
         with self._watch():
-            dist.reduce(buffer, dst=0)
-        self.sent += buffer.nbytes
+            dist.reduce(staged, dst=0)
+        if staged is not buffer:
+            buffer.copy_(staged)
 
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
         """Point to point, both lists in an order that all ranks share."""
@@ -128,7 +129,6 @@ class Cluster:
             for work in pending:
                 assert work is not None
                 work.wait()
-        self.sent += sum(t.nbytes for t, _ in sends)
 
     def post(self, key: str, text: str) -> None:
         self._store.set(key, text)
@@ -205,7 +205,20 @@ _runs = itertools.count()
 @functools.cache
 def _rendezvous(timeout: float) -> tuple[dist.Store, int, int]:
     """The store of this process and its place; kept, because a process may run several configurations in turn."""
-    return next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if agent or os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
+        return next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    # All ranks are on this machine: nothing needs to listen on any other address.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    port, patience = int(os.environ["MASTER_PORT"]), timedelta(seconds=timeout)
+    if rank != 0:
+        return dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=patience), rank, size
+    listener = socket.create_server(("127.0.0.1", port))
+    store = dist.TCPStore(
+        "127.0.0.1", port, size, True, patience, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    return store, rank, size
 
 
 def connect(topology: Topology, comm: Communication) -> Comm:

@@ -14,7 +14,7 @@ from torch import Tensor
 RANGE = 2.0**12
 """Largest absolute value of an upload's entry that the fixed point holds."""
 BITS = 50
-CHUNK = 1 << 15
+CHUNK = {"cpu": 1 << 15, "cuda": 1 << 24}
 
 REPORT = ("status", "loss", "seconds", "forwards", "backwards", "vectors")
 """What is reported of each client beside the sums; one writer each, so adding gathers."""
@@ -38,8 +38,9 @@ class Uplink:
         *pieces, reports, self._signals = self.buffer.split([*sizes.values(), largest * len(REPORT), signals])
         self._sums = dict(zip(sizes, pieces, strict=True))
         self._reports = reports.view(largest, len(REPORT))
-        self._real = torch.empty(CHUNK, dtype=torch.float64, device=device)
-        self._whole = torch.empty(CHUNK, dtype=torch.int64, device=device)
+        self._chunk = min(CHUNK[device.type], max(sizes.values()))
+        self._real = torch.empty(self._chunk, dtype=torch.float64, device=device)
+        self._whole = torch.empty(self._chunk, dtype=torch.int64, device=device)
 
     def reset(self) -> None:
         self.buffer.zero_()
@@ -62,11 +63,11 @@ class Uplink:
             target.add_(vector, alpha=weight)
             return
         # In pieces that fit the cache: four passes over a large vector would wait for memory.
-        for start in range(0, vector.numel(), CHUNK):
-            piece = vector[start : start + CHUNK]
+        for start in range(0, vector.numel(), self._chunk):
+            piece = vector[start : start + self._chunk]
             real, whole = self._real[: piece.numel()], self._whole[: piece.numel()]
             real.copy_(piece).mul_(weight * self.scale).round_()
-            target[start : start + CHUNK].add_(whole.copy_(real))
+            target[start : start + self._chunk].add_(whole.copy_(real))
 
     def report(self, row: int, **values: float) -> None:
         line = torch.tensor([values.get(k, 0.0) for k in REPORT], dtype=torch.float64)

@@ -1,11 +1,14 @@
 """Small federated problems, run through the program's own entry point and read back from the run folder.
 
 `CASES` has one row an algorithm: settings that make every term act, and what the algorithm must cost.
+As a program, this file starts the ranks of distributed jobs (see `Lab.on_workers`).
 """
 
 import contextlib
 import hashlib
 import json
+import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -291,17 +294,21 @@ class Lab:
         """With every round's variables."""
         return self.run(self.config(settings, **changes), kept)
 
-    def on_workers(self, workers: int, configs: dict[str, Settings]) -> dict[str, Run]:
-        """Run configs one after another on a server and so many workers, as one torchrun job of real processes."""
-        listed = []
-        for name, config in configs.items():
-            path = self.folder / f"{name}.json"
-            path.write_text(json.dumps(config))
-            listed.append([str(path), f"run.dir={self.folder / name}"])
-        (self.folder / "runs.json").write_text(json.dumps(listed))
-        _, *launch = jobs.torchrun(workers + 1, "-m", "tests.several", str(self.folder / "runs.json"))
-        python(*launch)
-        return {name: Run(config, self.folder / name) for name, config in configs.items()}
+    def on_workers(self, wanted: dict[int, dict[str, Settings]]) -> dict[str, Run]:
+        """For each number of workers, run configs one after another on a server and so many workers."""
+        listed: list[tuple[int, list[list[str]]]] = []
+        for workers, configs in wanted.items():
+            listed.append((workers + 1, []))
+            for name, config in configs.items():
+                path = self.folder / f"{name}.json"
+                path.write_text(json.dumps(config))
+                listed[-1][1].append([str(path), f"run.dir={self.folder / name}"])
+        path = self.folder / "jobs.json"
+        path.write_text(json.dumps(listed))
+        python("-m", "tests.harness", str(path))
+        return {
+            name: Run(config, self.folder / name) for configs in wanted.values() for name, config in configs.items()
+        }
 
 
 def python(*arguments: str, expect: int = 0, **environment: str) -> str:
@@ -338,3 +345,29 @@ def watching_clients() -> Iterator[list[tuple[int, int, np.ndarray, np.ndarray]]
 
     with mock.patch.object(LocalTraining, "run", watched):
         yield seen
+
+
+def serve(listed: list[tuple[int, list[list[str]]]]) -> int:
+    """Each job in ranks of its own, forked from this process: torch and its compiler are imported once for all."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    fork, codes = multiprocessing.get_context("fork"), []
+    for size, runs in listed:
+        port = jobs.free_port()
+        ranks = [fork.Process(target=rank, args=(k, size, port, runs)) for k in range(size)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+            codes.append(process.exitcode or 0)
+    return max(map(abs, codes))
+
+
+def rank(number: int, size: int, port: int, runs: list[list[str]]) -> None:
+    place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
+    sys.exit(max(main(arguments) for arguments in runs))
+
+
+if __name__ == "__main__":
+    sys.exit(serve(json.loads(Path(sys.argv[1]).read_text())))

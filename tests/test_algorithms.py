@@ -66,15 +66,12 @@ def drawn(lab: Lab, name: str, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def on_workers(lab: Lab, request: pytest.FixtureRequest) -> dict[str, Run]:
-    """The distributed runs that the selected tests need, in one job for each number of workers."""
+    """The distributed runs that the selected tests need."""
     users = [item for item in request.session.items if "on_workers" in getattr(item, "fixturenames", ())]
     names = sorted({item.callspec.params["name"] for item in users})
-    runs = lab.on_workers(3, {f"faithful-{name}": faithful(lab, name) for name in names} | bits(lab, names, 3))
-    return runs | lab.on_workers(2, bits(lab, names, 2)) | lab.on_workers(1, bits(lab, names, 1))
-
-
-def bits(lab: Lab, names: list[str], workers: int) -> dict[str, dict[str, Any]]:
-    return {f"drawn-{name}-{workers}": drawn(lab, name) for name in names}
+    wanted = {workers: {f"drawn-{name}-{workers}": drawn(lab, name) for name in names} for workers in WORKERS}
+    wanted[3] |= {f"faithful-{name}": faithful(lab, name) for name in names}
+    return lab.on_workers(wanted)
 
 
 def test_every_algorithm_has_a_case() -> None:

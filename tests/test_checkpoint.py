@@ -338,3 +338,25 @@ def test_keys_never_reach_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_manifest_is_plain_json(calm: Path) -> None:
     path = next((calm / "checkpoint").glob("*/manifest.json"))
     assert set(json.loads(path.read_bytes())) == {"sha256", "body"}
+
+
+def listening(pids: list[int]) -> set[str]:
+    """Addresses on which these processes listen, as /proc shows them."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(link).removeprefix("socket:[").removesuffix("]"))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.add(fields[1].split(":")[0])
+    return found
+
+
+def test_ranks_of_one_machine_listen_on_loopback_only(tmp_path: Path) -> None:
+    with started_ranks(3, arguments(tmp_path, "rounds=100000")) as processes:
+        wait_for(lambda: (tmp_path / "metrics.jsonl").exists())
+        assert listening([p.pid for p in processes]) == {"0100007F"}
