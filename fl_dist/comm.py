@@ -100,8 +100,7 @@ class Cluster:
         self._gloo_only = self.device.type == "cuda" and not nccl
         timeout = timedelta(seconds=comm.timeout)
         store, self.rank, self.size = _rendezvous(comm.timeout)
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = dist.PrefixStore(f"fl_dist/{attempt}/{next(_runs)}", store)
+        self._store = dist.PrefixStore(f"fl_dist/{_attempt()}/{next(_runs)}", store)
         dist.init_process_group(
             backend, store=dist.PrefixStore("group", self._store), rank=self.rank, world_size=self.size, timeout=timeout
         )
@@ -202,12 +201,22 @@ class Cluster:
 _runs = itertools.count()
 
 
+def _one_machine() -> bool:
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+
+
+def _attempt() -> str:
+    """torchrun's restarts may share a store, whose old keys must not be read; agents of several nodes do not count
+    alike, but there the launchers give every attempt a store of its own."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _one_machine() else "0"
+
+
 @functools.cache
 def _rendezvous(timeout: float) -> tuple[dist.Store, int, int]:
     """The store of this process and its place; kept, because a process may run several configurations in turn."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if agent or os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
+    if agent or not _one_machine():
         return next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
     # All ranks are on this machine: nothing needs to listen on any other address.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -13,6 +13,7 @@ import submitit
 from launch import cluster
 from launch.local import refuse_finished, resolve
 from launch.rank import BAD_CONFIG
+from launch.status import reason
 from launch.task import Task
 
 
@@ -69,10 +70,10 @@ def _run_here(task: Task, resources: cluster.Resources, run: Path) -> int:
     job = executor.submit(task)
     _submitted(job, run)
     job.wait()
-    error = job.exception()
-    if error is not None:
-        print(f"error: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
-    return 1 if error else 0
+    if job.exception() is None:
+        return 0
+    print(f"error: {reason(job.paths.stdout) or 'the run failed; see its log'}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from submitit.helpers import DelayedSubmission
 
 from fl_dist.signals import REQUEUE
 
-COURTESY = 15.0
+COURTESY = 8.0
 """Seconds that the other ranks of a failed run leave rank 0 to say why; its end ends them."""
 
 

@@ -1,21 +1,26 @@
 """A small run on the embedded digits, started through the launchers as a user would."""
 
+import contextlib
+import fcntl
 import hashlib
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
 seed: 3
-rounds: 40
+rounds: 30
 clients: {total: 10, per_round: 4}
 model: {name: mlp}
 algorithm: {name: fedgmt}
-local: {epochs: 3, batch_size: 10, lr: 0.05}
+local: {epochs: 1, batch_size: 10, lr: 0.05}
 monitor: {wandb: {mode: disabled}}
 """
 
@@ -24,6 +29,23 @@ def write_config(folder: Path) -> str:
     file = folder / "digits.yaml"
     file.write_text(CONFIG)
     return str(file)
+
+
+def in_terminal(module: str, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of a launcher whose output is a terminal of 100 columns."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdin=slave, stdout=slave, stderr=slave) as process:
+        os.close(slave)
+        output = b"".join(_until_closed(master))
+    return process.returncode, output.decode()
+
+
+def _until_closed(terminal: int) -> Iterator[bytes]:
+    with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+        while data := os.read(terminal, 4096):
+            yield data
 
 
 def start(module: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
@@ -49,7 +71,7 @@ def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"{what} did not happen within {seconds:g} s"
-        time.sleep(0.1)
+        time.sleep(0.2)
 
 
 def rows(run: Path) -> int:

@@ -1,0 +1,239 @@
+"""The launchers on a real Slurm of two virtual nodes. Everything is submitted at once; the queue keeps it in bounds."""
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launch import submit, sweep
+from tests.cluster.runs import ROOT, ranks, rows, sha, wait_for, write_config
+
+CLUSTER = ROOT / "tests" / "cluster"
+PATIENCE = 240.0
+"""Seconds within which a job must end, waiting in the queue included."""
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("slurm")
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[None]:
+    """A cluster for the tests of this module: up, on the PATH, and down with everything that runs on it."""
+    problem = "" if os.geteuid() == 0 else "starting Slurm needs root"
+    if not problem and not (shutil.which("slurmctld") or shutil.which("apt-get")):
+        problem = "Slurm is not installed, and there is no apt-get to install it"
+    place = tempfile.mkdtemp(prefix="fl")  # short: unix sockets lie below it
+    try:
+        if not problem:
+            settings = {"SLURM_PORT": str(_free_ports(3)), "SLURM_CPUS": "4"}
+            up = subprocess.run([CLUSTER / "up", place], env=os.environ | settings, capture_output=True, text=True)
+            problem = up.stderr if up.returncode else ""
+        if problem:
+            (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(problem)
+        with pytest.MonkeyPatch.context() as patch, contextlib.chdir(ROOT):
+            patch.setenv("SLURM_CONF", f"{place}/etc/slurm.conf")
+            patch.setenv("PATH", f"{place}/bin:{os.environ['PATH']}")
+            patch.setenv("PYTHON", sys.executable)
+            patch.setenv("RANKS", "1")
+            yield
+    finally:
+        if Path(place, "etc", "slurm.conf").exists():
+            subprocess.run([CLUSTER / "down", place, "--purge"], check=True)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _free_ports(count: int) -> int:
+    """The first of some ports in a row that nobody uses."""
+    for first in range(17000 + os.getpid() % 1000, 20000, count):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+    raise OSError("no free ports")
+
+
+class Job:
+    """A submitted job, its run folder and its log."""
+
+    def __init__(self, job: str, run: Path, log: Path) -> None:
+        self.id, self.run, self.log = job, run, log
+
+    def after_a_round(self, disturb: Callable[["Job"], None]) -> "Job":
+        wait_for(lambda: rows(self.run), PATIENCE, f"the first round of {self.run.name}")
+        disturb(self)
+        return self.ended()
+
+    def ended(self) -> "Job":
+        active = "PENDING,RUNNING,COMPLETING,REQUEUED,SUSPENDED"
+        wait_for(lambda: not squeue("--states", active, "--jobs", self.id), PATIENCE, f"the end of {self.run.name}")
+        return self
+
+    @property
+    def state(self) -> str:
+        return squeue("--states=all", "--format=%T", "--jobs", self.id)
+
+    def shown(self) -> str:
+        return f"{self.state}\n{self.log.read_text() if self.log.exists() else 'no log'}"
+
+
+def squeue(*options: str) -> str:
+    return subprocess.run(["squeue", "--noheader", *options], capture_output=True, text=True).stdout.strip()
+
+
+def command(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)
+
+
+def sbatch(name: str, folder: Path, *words: str, run: Path | None = None, nodes: int = 2) -> Job:
+    log, run = folder / f"{name}.log", run or folder / name
+    options = [f"--nodes={nodes}", "--gpus-per-node=1", "--cpus-per-task=2", "--time=30", f"--output={log}"]
+    script, *arguments = words
+    line = ["sbatch", "--parsable", *options, f"slurm/{script}", *arguments, f"run.dir={run}"]
+    return Job(subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip(), run, log)
+
+
+def submitted(name: str, folder: Path, config: str, *overrides: str) -> Job:
+    words = [config, *overrides, f"run.dir={folder / name}", "--nodes=2", "--tasks-per-node=1"]
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        assert submit.main(words) == 0
+    found = dict(line.split(maxsplit=1) for line in output.getvalue().splitlines())
+    return Job(found["job"], folder / name, Path(found["follow"].removeprefix("tail -F ")))
+
+
+def kill_a_rank(job: Job) -> None:
+    os.kill(ranks(job.run)[0], signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def jobs(slurm, folder) -> Iterator[dict[str, Future[Job]]]:
+    """All single jobs, each watched (and disturbed) by a thread of its own."""
+    config, data = write_config(folder), cinic(folder / "cinic")
+    offline = "monitor.wandb.mode=offline"
+    small = ("rounds=2", "clients.total=10", "clients.per_round=2", "local.epochs=1", "monitor.wandb.mode=disabled")
+    with ThreadPoolExecutor(16) as pool:
+        yield {
+            "usr2": pool.submit(
+                submitted("usr2", folder, config, offline).after_a_round,
+                lambda job: command("scancel", "--signal=USR2", job.id),
+            ),
+            "requeue": pool.submit(
+                submitted("requeue", folder, config, offline).after_a_round,
+                lambda job: command("scontrol", "requeue", job.id),
+            ),
+            "usr1": pool.submit(
+                sbatch("usr1", folder, "train.sh", config).after_a_round,
+                lambda job: command("scancel", "--batch", "--signal=USR1", job.id),
+            ),
+            "kill": pool.submit(sbatch("kill", folder, "train.sh", config).after_a_round, kill_a_rank),
+            "cancel": pool.submit(
+                sbatch("cancel", folder, "train.sh", config, "rounds=100000").after_a_round,
+                lambda job: command("scancel", job.id),
+            ),
+            "undisturbed": pool.submit(submitted("undisturbed", folder, config).ended),
+            "vit": pool.submit(sbatch("vit", folder, "fedgmt_vit.sh", f"data.root={data}", *small).ended),
+            "bad": pool.submit(sbatch("bad", folder, "train.sh", config, "local.lrr=1", nodes=1).ended),
+        }
+
+
+@pytest.fixture(scope="module")
+def arrays(jobs, folder) -> tuple[str, str]:
+    """A sweep of six runs, and one of two that cannot work, submitted."""
+    config = folder / "digits.yaml"
+    head = f"base: {config}\nset: {{rounds: 2}}\nresources: {{tasks_per_node: 2, parallel: 2, hours: 1}}\n"
+    six, two = folder / "six.yaml", folder / "two.yaml"
+    six.write_text(f"{head}dir: {folder}/six\ngrid: {{algorithm.name: [fedavg, fedgmt], seed: [0, 1, 2]}}\n")
+    two.write_text(f"{head}dir: {folder}/two\nlist: [{{label: lost, data: {{name: npz, path: /none.npz}}}}]\n")
+    for file in (six, two):
+        assert sweep.main([str(file)]) == 0
+    return str(six), str(two)
+
+
+def cinic(folder: Path) -> Path:
+    """As CINIC-10, with 100 images to train and 20 to test."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    y_train, y_test = np.arange(100) % 10, np.arange(20) % 10
+    images = [rng.integers(0, 256, (len(y), 3, 32, 32), np.uint8) for y in (y_train, y_test)]
+    np.savez(folder / "cinic10.npz", x_train=images[0], y_train=y_train, x_test=images[1], y_test=y_test)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["usr2", "requeue", "usr1", "kill"])
+def test_a_disturbed_run_ends_with_the_model_of_an_undisturbed_one(name, jobs):
+    plain, disturbed = jobs["undisturbed"].result(), jobs[name].result()
+    assert plain.state == "COMPLETED", plain.shown()
+    assert disturbed.state == "COMPLETED", disturbed.shown()
+    assert "resuming after round" in disturbed.log.read_text()
+    assert sha(disturbed.run) == sha(plain.run)
+
+
+@pytest.mark.parametrize("name", ["usr2", "requeue"])
+def test_a_requeued_run_stays_one_wandb_run(name, jobs):
+    records = list((jobs[name].result().run / "wandb").glob("offline-run-*"))
+    assert len(records) == 2
+    assert len({record.name.split("-")[-1] for record in records}) == 1
+
+
+def test_the_script_for_fedgmt_runs_on_two_nodes(jobs):
+    job = jobs["vit"].result()
+    assert job.state == "COMPLETED", job.shown()
+    assert "vit_cifar with 1,825,162 parameters" in job.log.read_text()
+    assert {log.name for log in (job.run / "logs").glob("rank*.log")} == {"rank0.log", "rank1.log"}
+    assert (job.run / "model.safetensors").exists()
+
+
+def test_a_cancelled_job_is_saved_and_does_not_come_back(jobs):
+    job = jobs["cancel"].result()
+    assert job.state == "CANCELLED", job.shown()
+    assert "goes back to the queue" not in job.log.read_text()
+    assert any((job.run / "checkpoint").iterdir())
+
+
+def test_a_bad_config_fails_with_one_line_in_the_log(jobs):
+    job = jobs["bad"].result()
+    assert job.state == "FAILED"
+    errors = [line for line in job.log.read_text().splitlines() if line.startswith("error: ")]
+    assert errors == ["error: unknown key local.lrr (set in the command line); did you mean 'lr'?"]
+    assert "Traceback" not in job.log.read_text()
+
+
+def test_an_array_completes_and_its_status_is_right(arrays, capsys):
+    six, _ = arrays
+    capsys.readouterr()
+    wait_for_array(six)
+    assert sweep.main([six, "--status"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    names = [f"{algorithm}-seed{seed}" for algorithm in ("fedavg", "fedgmt") for seed in range(3)]
+    assert [line.split()[:3] for line in lines] == [[name, "finished", "2/2"] for name in names]
+    assert all(re.search(r"\d+\.\d\d %", line) for line in lines)
+    assert sweep.main([six]) == 0
+    assert capsys.readouterr().out == "6 runs: 6 finished, 0 under way, 0 to start\n"
+
+
+def test_the_status_says_why_a_run_failed(arrays, capsys):
+    _, two = arrays
+    wait_for_array(two)
+    capsys.readouterr()
+    assert sweep.main([two, "--status"]) == 0
+    assert re.match(r"lost +failed +data file /none.npz does not exist", capsys.readouterr().out.splitlines()[1])
+
+
+def wait_for_array(file: str) -> None:
+    _, cells = sweep.read(file)
+    ended = ("finished", "failed")
+    wait_for(lambda: all(line.state in ended for line in sweep.statuses(cells)), PATIENCE, f"the end of {file}")
