@@ -17,6 +17,8 @@ from torch import Tensor
 
 from fl_dist.config import Communication, Topology
 
+MEETING = timedelta(minutes=10)
+"""How long the first rank to start waits for the last."""
 PATIENCE = 4.0
 """Seconds that the survivors of a failure wait for each other's words."""
 
@@ -99,7 +101,7 @@ class Cluster:
         backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
         self._gloo_only = self.device.type == "cuda" and not nccl
         timeout = timedelta(seconds=comm.timeout)
-        store, self.rank, self.size = _rendezvous(comm.timeout)
+        store, self.rank, self.size = _rendezvous()
         self._store = dist.PrefixStore(f"fl_dist/{_attempt()}/{next(_runs)}", store)
         dist.init_process_group(
             backend, store=dist.PrefixStore("group", self._store), rank=self.rank, world_size=self.size, timeout=timeout
@@ -212,20 +214,20 @@ def _attempt() -> str:
 
 
 @functools.cache
-def _rendezvous(timeout: float) -> tuple[dist.Store, int, int]:
+def _rendezvous() -> tuple[dist.Store, int, int]:
     """The store of this process and its place; kept, because a process may run several configurations in turn."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if agent or not _one_machine():
-        return next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+        return next(dist.rendezvous("env://", timeout=MEETING))
     # All ranks are on this machine: nothing needs to listen on any other address.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    port, patience = int(os.environ["MASTER_PORT"]), timedelta(seconds=timeout)
+    port = int(os.environ["MASTER_PORT"])
     if rank != 0:
-        return dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=patience), rank, size
+        return dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=MEETING), rank, size
     listener = socket.create_server(("127.0.0.1", port))
     store = dist.TCPStore(
-        "127.0.0.1", port, size, True, patience, wait_for_workers=False, master_listen_fd=listener.detach()
+        "127.0.0.1", port, size, True, MEETING, wait_for_workers=False, master_listen_fd=listener.detach()
     )
     return store, rank, size
 
