@@ -79,6 +79,9 @@ class Topology(Strict):
         "dedicated"
     )
     threads: Annotated[int, key("CPU threads of each rank", ge=1)] = 1
+    state_memory: Annotated[
+        float, key("GB of clients' variables that a rank holds in memory; what is beyond lies in mapped files", ge=0)
+    ] = 16.0
     device: Annotated[Literal["auto", "cpu", "cuda"], key("auto: the GPU of the local rank, if there is one")] = "auto"
     oversubscribe: Annotated[bool, key("allow more ranks than GPUs on a node (over gloo)")] = False
 

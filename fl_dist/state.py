@@ -1,6 +1,9 @@
 """Per-client variables: they live on the worker that last ran the client and move to the one that runs it next."""
 
+import os
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,11 +16,16 @@ Read = Callable[[int], dict[str, Tensor] | None]
 
 
 class ClientStates:
-    """This rank's share of the clients' variables, in host memory."""
+    """This rank's share of the clients' variables, in host memory and, beyond `room` bytes, in mapped files."""
 
-    def __init__(self, template: Template, comm: Comm, saved: Read) -> None:
+    def __init__(
+        self, template: Template, comm: Comm, saved: Read, room: float = float("inf"), spill: Path | None = None
+    ) -> None:
         self.template, self.comm, self._saved = template, comm, saved
+        self._clients_in_memory = room // max(1, self._empty().nbytes)
+        self._spill = spill
         self._held: dict[int, dict[str, Tensor]] = {}
+        self._mapped: set[int] = set()
         self.home: dict[int, int] = {}
         """Client -> the rank that holds its variables; the same on every rank."""
         self.unsaved: set[int] = set()
@@ -29,9 +37,11 @@ class ClientStates:
         me = self.comm.rank
         moves = [(c, self.home[c], to) for c, to in sorted(assignment.items()) if self.home.get(c, to) != to]
         sends = [(self._pack(self._held.pop(c)), to) for c, source, to in moves if source == me]
+        self._mapped &= self._held.keys()
         arriving = {c: self._empty() for c, _, to in moves if to == me}
         self.comm.exchange(sends, [(arriving[c], source) for c, source, to in moves if to == me])
-        self._held.update({c: self._unpack(buffer) for c, buffer in arriving.items()})
+        for client, buffer in arriving.items():
+            self._hold(client, self._unpack(buffer))
         # A variable that has not been saved stays unsaved at its new home.
         self.unsaved -= {c for c, source, _ in moves if source == me}
         self.unsaved |= set(arriving)
@@ -43,14 +53,22 @@ class ClientStates:
             saved = self._saved(client) if self.template else None
             if saved is None:
                 return None
-            self._held[client] = saved
+            self._hold(client, saved)
         return Vars(**{n: t.to(device, copy=True) for n, t in self._held[client].items()})
 
     def store(self, client: int, state: Vars) -> None:
         """Replace the client's variables; what others hold of the old ones stays as it was."""
         if self.template:
-            self._held[client] = {n: getattr(state, n).cpu() for n in self.template}
+            self._hold(client, {n: getattr(state, n).cpu() for n in self.template})
             self.unsaved.add(client)
+
+    def _hold(self, client: int, tensors: dict[str, Tensor]) -> None:
+        """A client that came first stays in memory; one that finds no room goes to a file."""
+        if client not in self._mapped and len(self._held.keys() - self._mapped) < self._clients_in_memory:
+            self._held[client] = tensors
+            return
+        self._mapped.add(client)
+        self._held[client] = {n: _mapped(t, self._spill) for n, t in tensors.items()}
 
     def take_unsaved(self) -> dict[int, dict[str, Tensor]]:
         """The variables changed since the last call: tensors that nobody writes to any more."""
@@ -73,3 +91,15 @@ class ClientStates:
             held[name] = buffer[start : start + size].clone().view(dtype).view(shape)
             start += size
         return held
+
+
+def _mapped(tensor: Tensor, folder: Path | None) -> Tensor:
+    """The tensor in a mapped file that has no name, so that it goes with the process."""
+    handle, path = tempfile.mkstemp(dir=folder, prefix=".state-")
+    try:
+        os.truncate(handle, max(1, tensor.nbytes))
+        mapped = torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype)
+    finally:
+        os.close(handle)
+        os.unlink(path)
+    return mapped.view(tensor.shape).copy_(tensor)

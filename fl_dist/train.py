@@ -37,7 +37,7 @@ class Session:
         if comm.rank == 0:
             self.saver.resume(start)
             self.head = Head(world, list(comm.workers), folder, self.saver, self.clock, start)
-        self.worker = Worker(world, comm, _reader(folder, start))
+        self.worker = Worker(world, comm, _reader(folder, start), folder.path)
         self.down = Downlink(world.published(), world.initial_buffers, world.largest, comm.device)
         self.up = Uplink(world.upload_sizes(), world.largest, world.config.comm.reduce, comm.device)
 

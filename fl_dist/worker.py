@@ -2,6 +2,7 @@
 
 import logging
 import time
+from pathlib import Path
 
 from fl_dist import faults
 from fl_dist.client import ClientFailure, LocalTraining, Trained
@@ -19,13 +20,13 @@ TRAINED, FAILED = 1.0, 2.0
 
 
 class Worker:
-    def __init__(self, world: World, comm: Comm, saved: Read) -> None:
+    def __init__(self, world: World, comm: Comm, saved: Read, spill: Path) -> None:
         self.world, self.comm = world, comm
         config = world.config
         self.training = LocalTraining(
             world.model, world.twin, world.algorithm, world.samples, config.local, config.seed, config.clients.deadline
         )
-        self.states = ClientStates(world.template, comm, saved)
+        self.states = ClientStates(world.template, comm, saved, 1e9 * config.topology.state_memory, spill)
         self.seconds = 0.0
         self.where = "before the first round"
         """What this worker is doing, for the message of a failure."""

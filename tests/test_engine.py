@@ -195,6 +195,21 @@ def test_a_clients_state_follows_it() -> None:
     assert one.load(3, CPU) is None
 
 
+def test_states_beyond_the_memory_given_lie_in_files_and_change_nothing(tmp_path: Path) -> None:
+    template = {"h": ((1000,), torch.float32)}
+    states = ClientStates(template, Wire(0, []), lambda c: None, room=8000, spill=tmp_path)
+    for client in range(5):
+        states.store(client, Vars(h=torch.full((1000,), float(client))))
+    maps = Path("/proc/self/maps").read_text()
+    assert maps.count(str(tmp_path / ".state-")) == 3
+    assert [float(states.load(c, CPU).h[7]) for c in range(5)] == [0, 1, 2, 3, 4]
+    assert not list(tmp_path.iterdir())
+    small = [*QUIET, "rounds=3", "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}"]
+    for name, memory in (("memory", 1.0), ("files", 0.0)):
+        assert main([*small, f"topology.state_memory={memory}", f"run.dir={tmp_path / name}"]) == 0
+    assert model_hash(tmp_path / "memory") == model_hash(tmp_path / "files")
+
+
 def test_main_can_be_called_again_and_again(tmp_path: Path) -> None:
     small = [*QUIET, "rounds=2", "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}"]
     for name in ("a", "b"):

@@ -37,24 +37,34 @@ def slurm() -> Iterator[None]:
     problem = "" if os.geteuid() == 0 else "starting Slurm needs root"
     if not problem and not (shutil.which("slurmctld") or shutil.which("apt-get")):
         problem = "Slurm is not installed, and there is no apt-get to install it"
-    place = tempfile.mkdtemp(prefix="fl")  # short: unix sockets lie below it
-    try:
+    with contextlib.ExitStack() as stack:
         if not problem:
+            place = stack.enter_context(_place())
             settings = {"SLURM_PORT": str(_free_ports(3)), "SLURM_CPUS": "4"}
             up = subprocess.run([CLUSTER / "up", place], env=os.environ | settings, capture_output=True, text=True)
             problem = up.stderr if up.returncode else ""
         if problem:
             (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(problem)
-        with pytest.MonkeyPatch.context() as patch, contextlib.chdir(ROOT):
-            patch.setenv("SLURM_CONF", f"{place}/etc/slurm.conf")
-            patch.setenv("PATH", f"{place}/bin:{os.environ['PATH']}")
-            patch.setenv("PYTHON", sys.executable)
-            patch.setenv("RANKS", "1")
-            yield
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        stack.enter_context(contextlib.chdir(ROOT))
+        patch.setenv("SLURM_CONF", f"{place}/etc/slurm.conf")
+        patch.setenv("PATH", f"{place}/bin:{os.environ['PATH']}")
+        patch.setenv("PYTHON", sys.executable)
+        patch.setenv("RANKS", "1")
+        yield
+
+
+@contextlib.contextmanager
+def _place() -> Iterator[str]:
+    """A folder for a cluster, which a guard stops and deletes when this process ends, in whatever way."""
+    place = tempfile.mkdtemp(prefix="fl")  # short: unix sockets lie below it
+    script = 'read -r _; [ ! -e "$1/etc/slurm.conf" ] || "$0" "$1"; rm -rf "$1"'
+    line = ["bash", "-c", script, str(CLUSTER / "down"), place]
+    guard = subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield place
     finally:
-        if Path(place, "etc", "slurm.conf").exists():
-            subprocess.run([CLUSTER / "down", place, "--purge"], check=True)
-        shutil.rmtree(place, ignore_errors=True)
+        guard.communicate()
 
 
 def _free_ports(count: int) -> int:
@@ -125,7 +135,8 @@ def jobs(slurm, folder) -> Iterator[dict[str, Future[Job]]]:
     config, data = write_config(folder), cinic(folder / "cinic")
     offline = "monitor.wandb.mode=offline"
     small = ("rounds=2", "clients.total=10", "clients.per_round=2", "local.epochs=1", "monitor.wandb.mode=disabled")
-    with ThreadPoolExecutor(16) as pool:
+    pool = ThreadPoolExecutor(16)
+    try:
         yield {
             "usr2": pool.submit(
                 submitted("usr2", folder, config, offline).after_a_round,
@@ -148,6 +159,11 @@ def jobs(slurm, folder) -> Iterator[dict[str, Future[Job]]]:
             "vit": pool.submit(sbatch("vit", folder, "fedgmt_vit.sh", f"data.root={data}", *small).ended),
             "bad": pool.submit(sbatch("bad", folder, "train.sh", config, "local.lrr=1", nodes=1).ended),
         }
+    finally:
+        active = squeue("--format=%A").split()
+        if active:
+            command("scancel", *active)  # the watching threads end with their jobs
+        pool.shutdown()
 
 
 @pytest.fixture(scope="module")
