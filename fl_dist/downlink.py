@@ -31,11 +31,8 @@ class Downlink:
         self.buffers.copy_(buffers)
 
     def order(self, save: bool, stop: bool, cohort: Sequence[int], assignment: Mapping[int, int]) -> None:
-        header = torch.zeros_like(self._header, device="cpu")
-        header[SAVE], header[STOP] = int(save), int(stop)
-        for k, client in enumerate(cohort):
-            header[2 + k] = assignment[client]
-        self._header.copy_(header)
+        header = [int(save), int(stop), *(assignment[c] for c in cohort)]
+        self._header[: len(header)].copy_(torch.tensor(header))
 
     def read_orders(self, cohort: Sequence[int]) -> tuple[bool, bool, dict[int, int]]:
         header = self._header.tolist()
