@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,6 +157,7 @@ class Saver:
         self._kept: list[Manifest] = []
         self._written: Manifest = Manifest(0)
         self._returned: set[int] = set()
+        self._abandoned = threading.Event()
 
     @property
     def busy(self) -> bool:
@@ -189,6 +189,11 @@ class Saver:
         if self._thread is not None:
             self._thread.join(timeout)
 
+    def close(self) -> None:
+        """End the thread, whatever it waits for: one left behind in the store would crash the interpreter's end."""
+        self._abandoned.set()
+        self.join()
+
     def take_back(self) -> set[int]:
         """Clients whose save failed: they are still to be saved."""
         back, self._returned = self._returned, set()
@@ -204,9 +209,11 @@ class Saver:
             self._discard(round_, clients, server is not None)
             self._returned = set(clients)
             mine = {"files": {}, "error": f"{e.strerror or e} ({self.root})"}
-        self.comm.post(f"save/{round_}/{self.comm.rank}", json.dumps(mine))
-        if server is not None:
-            self._complete(round_, extra)
+        # When the job is lost, the store is too; the save then stays unfinished, as if the process had been killed.
+        with contextlib.suppress(RuntimeError):
+            self.comm.post(f"save/{round_}/{self.comm.rank}", json.dumps(mine))
+            if server is not None:
+                self._complete(round_, extra)
 
     def _write(self, round_: int, clients: dict[int, Any], server: Any, files: dict[str, Entry]) -> None:
         (self.root / folder_name(round_)).mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -247,7 +254,8 @@ class Saver:
 
     def _await(self, key: str) -> dict[str, Any]:
         while (text := self.comm.read(key)) is None:
-            time.sleep(0.01)
+            if self._abandoned.wait(0.01):
+                raise RuntimeError("the run ended before every rank had saved")
         return json.loads(text)
 
     def _switch(self, round_: int, extra: dict[str, Any]) -> None:

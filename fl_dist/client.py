@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim.sgd import sgd
 
 from fl_dist.config import Local
 from fl_dist.core import Algorithm, Batch, Round, Vars
@@ -103,9 +104,7 @@ class LocalTraining:
         self.forwards = self.backwards = 0
         model.module.train()
         twin.module.eval()
-        self.optimiser = torch.optim.SGD(
-            [model.vector], lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
-        )
+        self._momentum: list[Tensor | None] = [None]
 
     def run(self, client: int, s: Vars, buffers: Tensor, state: Vars, r: Round) -> Trained:
         """Train from the received `s`; `state` is changed in place and returned without its passing variables."""
@@ -125,8 +124,7 @@ class LocalTraining:
 
     def _start(self, client: int, s: Vars, buffers: Tensor, r: Round) -> None:
         seed_global(torch_seed(self.seed, "dropout", r.index, client), self.model.vector.device)
-        self.optimiser.state.clear()
-        self.optimiser.param_groups[0]["lr"] = r.lr
+        self._momentum = [None]
         self.model.vector.copy_(s.x)
         self.model.buffers.write(buffers)
         self.twin.buffers.write(buffers)
@@ -136,13 +134,27 @@ class LocalTraining:
         for batch in self.samples.batches(client, self.seed, r.index):
             grad = _BatchOracle(self, batch, s, state)
             step = self.algorithm.oracle(grad, s, state, r)(w)
-            w.grad = self._clip(step)
-            self.optimiser.step()
+            self._descend(w, self._clip(step), r.lr)
             if grad.loss is not None:
                 total += grad.loss
             if self.deadline is not None and time.perf_counter() - self._began > self.deadline:
                 raise ClientFailure(f"local training took longer than clients.deadline, {self.deadline:g} s")
         return float(total) / r.steps
+
+    def _descend(self, w: Tensor, step: Tensor, lr: float) -> None:
+        """Weight decay, momentum and step in one pass. (The function: torch.optim's classes import a compiler.)"""
+        sgd(
+            [w],
+            [step],
+            self._momentum,
+            fused=True,
+            lr=lr,
+            momentum=self.local.momentum,
+            weight_decay=self.local.weight_decay,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
 
     def _clip(self, step: Tensor) -> Tensor:
         if self.local.clip is None:
@@ -186,6 +198,7 @@ class _BatchOracle:
 
     def __init__(self, training: LocalTraining, batch: Batch, s: Vars, state: Vars) -> None:
         self.training, self.batch, self.s, self.state = training, batch, s, state
+        self._taught: dict[tuple[int, int], Tensor] = {}
         self.loss: Tensor | None = None
         """Without penalties, at the first point asked for."""
 
@@ -199,10 +212,17 @@ class _BatchOracle:
         loss = F.cross_entropy(logits, y)
         if self.loss is None:
             self.loss = loss.detach()
-        gradient = t.backward(t.algorithm.penalise(loss, logits, (x, y), self.s, self.state, t.teacher))
+        gradient = t.backward(t.algorithm.penalise(loss, logits, (x, y), self.s, self.state, self._teach))
         if kept is not None:
             model.buffers.write(kept)
         return gradient
+
+    def _teach(self, weights: Tensor, x: Tensor) -> Tensor:
+        """A teacher's logits, once for all the gradients taken on a batch."""
+        asked = (id(weights), id(x))
+        if asked not in self._taught:
+            self._taught[asked] = self.training.teacher(weights, x)
+        return self._taught[asked]
 
 
 def _place(x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -103,9 +103,9 @@ class Cluster:
         timeout = timedelta(seconds=comm.timeout)
         store, self.rank, self.size = _rendezvous()
         self._store = dist.PrefixStore(f"fl_dist/{_attempt()}/{next(_runs)}", store)
-        dist.init_process_group(
-            backend, store=dist.PrefixStore("group", self._store), rank=self.rank, world_size=self.size, timeout=timeout
-        )
+        group = dist.PrefixStore("group", self._store)
+        with self._watch():
+            dist.init_process_group(backend, store=group, rank=self.rank, world_size=self.size, timeout=timeout)
         self.workers: Sequence[int] = range(0 if shared else 1, self.size)
         self.overlaps = not shared
         self._timeout = comm.timeout

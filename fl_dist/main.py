@@ -56,7 +56,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m fl_dist.main",
         description="Federated training: rank 0 serves, the other ranks train; one process alone does everything.",
-        epilog="keys (type, default, meaning):\n" + "\n".join(f"  {line}" for line in help_lines()),
+        epilog=_keys() if {"-h", "--help"} & set(argv) else "",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", nargs="?", help="a YAML file; without one the embedded quick start runs")
@@ -64,6 +64,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="validate, print the resolved configuration, and stop")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
     return parser.parse_args(argv)
+
+
+def _keys() -> str:
+    return "keys (type, default, meaning):\n" + "\n".join(f"  {line}" for line in help_lines())
 
 
 def _configure(arguments: argparse.Namespace) -> Config:
@@ -175,7 +179,8 @@ def _first_line(error: Exception) -> str:
 
 def _be_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Not use_deterministic_algorithms: that imports a compiler, two seconds of every rank's start.
+    torch.set_deterministic_debug_mode("warn")
     torch.backends.cudnn.benchmark = False
 
 

@@ -20,10 +20,13 @@ def train(world: World, comm: Comm, folder: RunFolder, start: Manifest | None, s
     """Run the rounds that are left. False if a signal ended the run before the last one."""
     session = Session(world, comm, folder, start, stop)
     index = start.round if start else 0
-    session.head.catch_up()
-    while session.round(index):
-        index += 1
-    session.finish()
+    try:
+        session.head.catch_up()
+        while session.round(index):
+            index += 1
+        session.finish()
+    finally:
+        session.saver.close()
     return index == world.config.rounds
 
 

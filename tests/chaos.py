@@ -91,10 +91,13 @@ def _strike(processes: list[subprocess.Popen[str]], folder: Path, rng: random.Ra
         try:
             process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
-            score.differences += 1
-            print(f"a survivor did not end within {PATIENCE} s")
+            # Ranks that wait for one that never came are ended by what launched them.
+            if not at_start:
+                score.differences += 1
+                print(f"a survivor did not end within {PATIENCE} s")
             end(process)
-    score.slowest_end = max(score.slowest_end, time.monotonic() - struck)
+    if not at_start:
+        score.slowest_end = max(score.slowest_end, time.monotonic() - struck)
     if not (folder / "model.safetensors").exists():
         score.rounds_lost += max(0, reached - saved(folder))
 

@@ -29,7 +29,7 @@ from tests.harness import (
 
 EXACT = {"rtol": 0, "atol": 1e-9}
 ORACLES = sorted((Path(__file__).parent / "oracles").glob("*/case.json"))
-SERVER_NAMES = {"h_bar": "h", "delta": "direction", "c_scalar": "c"}
+SERVER_NAMES = {"h_bar": "h", "delta": "direction", "c_scalar": "share"}
 CLIENT_NAMES = {"o_i": "old", "Lambda_i": "scale", "b_i": "shift"}
 UNSET = {"o_i": np.nan, "e_i": np.nan, "Lambda_i": 1.0}
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -216,7 +216,7 @@ class TestCosts:
         assert (int(down), int(up), int(memory)) == (case.down, case.up, case.memory)
 
     def test_the_table_names_what_is_special(self) -> None:
-        assert row("fedgf")[3] == "2F 2B (1F 1B at c = 1)"
+        assert row("fedgf")[3] == "2F 2B (1F 1B at share = 1)"
         assert row("mimelite")[3] == "1F 1B + full pass a round"
 
     def test_the_table_is_printed_and_is_the_one_in_the_documentation(self) -> None:

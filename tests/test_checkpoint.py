@@ -27,8 +27,10 @@ SETTINGS = (
     "local={epochs: 1, batch_size: 32, lr: 0.05, momentum: 0.0}",
     "algorithm.name=fedgmt",
 )
-POINTS = ("broadcast", "local", "reduce", "server", "save-begin", "save-file", "save-written", "save-manifest")
-POINTS += ("save-pointer", "save-switched")
+STEPS = ("broadcast", "local", "reduce", "server")
+SAVES = ("save-begin", "save-file", "save-written", "save-manifest", "save-pointer", "save-switched")
+# A save may let a round pass, but the first and the last are always made.
+KILLS = [f"{step}:{k}" for step in STEPS for k in (1, 3, 5)] + [f"{step}:{k}" for step in SAVES for k in (1, 2)]
 
 
 def arguments(folder: Path, *more: str) -> list[str]:
@@ -67,22 +69,21 @@ def assert_same(folder: Path, calm: Path) -> None:
     assert results(folder) == results(calm)
 
 
-@pytest.mark.parametrize("moment", [1, 3, 5])
-@pytest.mark.parametrize("point", POINTS)
-def test_a_kill_at_any_point_changes_nothing(point: str, moment: int, calm: Path, tmp_path: Path) -> None:
-    assert forked(tmp_path, f"{point}:{moment}") == -signal.SIGKILL
+@pytest.mark.parametrize("kill", KILLS)
+def test_a_kill_at_any_point_changes_nothing(kill: str, calm: Path, tmp_path: Path) -> None:
+    assert forked(tmp_path, kill) == -signal.SIGKILL
     assert main(arguments(tmp_path)) == 0
     assert_same(tmp_path, calm)
 
 
 def test_kills_one_after_another_change_nothing(calm: Path, tmp_path: Path) -> None:
-    for point in ("save-file:4", "server:2", "save-pointer:1", "reduce:2"):
+    for point in ("save-file:2", "server:2", "save-pointer:1", "reduce:2"):
         assert forked(tmp_path, point) == -signal.SIGKILL
     assert main(arguments(tmp_path)) == 0
     assert_same(tmp_path, calm)
 
 
-@pytest.mark.parametrize(("point", "rank"), [("local:3", 1), ("reduce:3", 2), ("save-written:3", 1), ("server:4", 0)])
+@pytest.mark.parametrize(("point", "rank"), [("local:3", 1), ("reduce:3", 2), ("save-written:1", 1), ("server:4", 0)])
 def test_a_rank_that_dies_is_named_and_ends_the_others(point: str, rank: int, calm: Path, tmp_path: Path) -> None:
     with started_ranks(3, arguments(tmp_path), FL_DIST_FAULT=f"{point}@{rank}") as processes:
         outputs = [p.communicate(timeout=60)[0] for p in processes]
@@ -144,8 +145,8 @@ def test_a_round_longer_than_the_grace_time_is_abandoned(tmp_path: Path) -> None
 
 
 def interrupted(folder: Path, *more: str) -> Manifest:
-    """A run that was killed after its fourth save."""
-    assert forked(folder, "server:5", *more) == -signal.SIGKILL
+    """A run that was killed after its second save."""
+    assert forked(folder, "save-switched:2", *more) == -signal.SIGKILL
     found = newest(folder / "checkpoint", pytest.fail)
     assert found is not None
     return found
@@ -210,7 +211,8 @@ def test_only_changed_clients_are_written_and_old_files_are_collected(calm: Path
     written_last = {c for c, name in save.clients.items() if name.startswith(save.folder)}
     earlier = next(m for m in kept if m.round < save.round)
     unchanged = {c for c, name in earlier.clients.items() if save.clients[c] == name}
-    assert written_last and unchanged and written_last | unchanged == set(save.clients)
+    assert written_last
+    assert written_last | unchanged == set(save.clients)
     for name, entry in save.files.items():
         assert (root / name).stat().st_size == entry["bytes"]
 

@@ -287,11 +287,11 @@ class TestState:
 
     @pytest.mark.parametrize(("threshold", "expected"), [(0.0, [1, 1, 1, 1]), (1e9, [0, 0, 0, 0])])
     def test_fedgf_at_extreme_thresholds(self, lab: Lab, threshold: float, expected: list[int]) -> None:
-        assert lab.saved(algorithm("fedgf", threshold=threshold)).server("c").tolist() == expected
+        assert lab.saved(algorithm("fedgf", threshold=threshold)).server("share").tolist() == expected
 
     def test_fedgf_averages_the_last_indicators(self, lab: Lab) -> None:
         """Over as many as there are, up to the window."""
-        kept = lab.saved(algorithm("fedgf")).server("c")
+        kept = lab.saved(algorithm("fedgf")).server("share")
         window = np.sort(lab.saved(algorithm("fedgf")).server("window"), axis=1)
         for k, c in enumerate(kept):
             values = [v for v in window[k] if not np.isnan(v)]
@@ -492,7 +492,7 @@ class TestPerturbations:
     def test_fedgf_lies_between_the_two_perturbed_points(self, c: float) -> None:
         bench = Bench(Interpolate(rho=self.RHO, rho_global=0.2))
         perturbed = torch.randn(6, dtype=torch.float64)
-        bench.step(perturbed=perturbed.clone(), c=torch.tensor(c))
+        bench.step(perturbed=perturbed.clone(), share=torch.tensor(c))
         local = bench.w + self.RHO * bench.gradient / bench.gradient.norm()
         torch.testing.assert_close(bench.asked.points[-1], c * perturbed + (1 - c) * local)
 

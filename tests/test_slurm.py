@@ -84,7 +84,8 @@ class Job:
         self.id, self.run, self.log = job, run, log
 
     def after_a_round(self, disturb: Callable[["Job"], None]) -> "Job":
-        wait_for(lambda: rows(self.run), PATIENCE, f"the first round of {self.run.name}")
+        saved = self.run / "checkpoint" / "latest"
+        wait_for(lambda: rows(self.run) and saved.exists(), PATIENCE, f"the first save of {self.run.name}")
         disturb(self)
         return self.ended()
 
@@ -195,6 +196,7 @@ def test_a_disturbed_run_ends_with_the_model_of_an_undisturbed_one(name, jobs):
     assert plain.state == "COMPLETED", plain.shown()
     assert disturbed.state == "COMPLETED", disturbed.shown()
     assert disturbed.log.read_text().count("server + 1 worker") == 2, disturbed.shown()  # it was started twice
+    assert disturbed.log.read_text().count("resuming after round") == 1, disturbed.shown()
     assert sha(disturbed.run) == sha(plain.run)
 
 

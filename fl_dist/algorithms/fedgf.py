@@ -23,10 +23,10 @@ Window = Annotated[int, Field(ge=1, description="W, rounds over which divergence
 
 @parts.register
 class Interpolate(Part):
-    """An evaluation point between the global and the local perturbation."""
+    """An evaluation point between the global and the local perturbation; c is called `share`."""
 
-    server = ("previous", "perturbed", "c", "window")
-    published = ("perturbed", "c")
+    server = ("previous", "perturbed", "share", "window")
+    published = ("perturbed", "share")
     uploads: ClassVar = {"distance": Upload("uniform", message=False, scalar=True)}
     extra = (1, 1)
     role = "evaluation point"
@@ -38,28 +38,28 @@ class Interpolate(Part):
 
     def server_init(self, x: Tensor) -> dict[str, Tensor]:
         kept = x.new_full((self.window,), float("nan"))
-        return {"previous": x.clone(), "perturbed": x.clone(), "c": x.new_zeros(()), "window": kept}
+        return {"previous": x.clone(), "perturbed": x.clone(), "share": x.new_zeros(()), "window": kept}
 
     def publish(self, x: Tensor, s: Vars, r: Round) -> Tensor:
         s.perturbed = x + unit(s.previous - x).mul_(self.rho_global)
         return x
 
     def direction(self, w: Tensor, grad: Oracle, s: Vars, i: Vars, r: Round) -> Tensor:
-        c = i.c
+        c = i.share
         if c == 1:
             return grad(s.perturbed)
         q = ascend(w, grad(w), self.rho)
         return grad(q.lerp_(s.perturbed, c) if c else q)
 
     def begin(self, s: Vars, i: Vars, r: Round, full: object) -> None:
-        i.c = float(s.c)
+        i.share = float(s.share)
 
     def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Sent]:
         return {"distance": torch.linalg.vector_norm(delta)}
 
     def update(self, delta: Tensor, s: Vars, mean: Vars, r: Round) -> Tensor:
         s.window[r.index % self.window] = float(mean.distance > self.threshold)
-        s.c = s.window[~s.window.isnan()].mean()
+        s.share = s.window[~s.window.isnan()].mean()
         s.previous.copy_(s.x)
         return delta
 
