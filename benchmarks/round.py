@@ -46,7 +46,7 @@ class Case:
     """Compare with the engine under these settings instead of with bare steps."""
 
 
-CNN = ("model.name=cnn", "clients.total=100", "clients.per_round=10", "local.epochs=1", "partition.name=iid")
+CNN = ("model.name=cnn", "clients.total=100", "clients.per_round=10", "local.epochs=2", "partition.name=iid")
 QUIET = ("checkpoint.every=0", f"evaluate.every={NEVER}")
 METHODS = ("fedavg", "fedsam", "fedgmt")
 

@@ -94,7 +94,7 @@ class Checkpoint(Strict):
 
 class Evaluate(Strict):
     every: Annotated[int, key("rounds between evaluations on the test set; the last round always counts", ge=1)] = 1
-    batch_size: Annotated[int, key("images of a batch", ge=1)] = 500
+    batch_size: Annotated[int, key("images of a batch", ge=1)] = 200
     last: Annotated[int, key("rounds over which the final accuracy is averaged", ge=1)] = 50
 
 

@@ -38,11 +38,13 @@ def normalise(x: Tensor, dataset: Dataset, dtype: torch.dtype) -> Tensor:
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
     shift = tuple(unit * m for m in dataset.mean) or (0.0,)
     scale = tuple(unit * s for s in dataset.std) or (unit,)
+    # Convolutions are faster on images whose channels lie next to each other.
+    order = torch.channels_last if x.dim() == 4 else torch.contiguous_format
     if shift == (0.0,) and scale == (1.0,):
-        return x.to(dtype)
+        return x.to(dtype, memory_format=order)
     columns = (-1,) + (1,) * (x.dim() - 2)
     minus, over = _constant(shift, work, x.device), _constant(scale, work, x.device)
-    return x.to(work).sub(minus.view(columns)).div_(over.view(columns)).to(dtype)
+    return x.to(work, memory_format=order).sub(minus.view(columns)).div_(over.view(columns)).to(dtype)
 
 
 # Tensors on the device, because CUDA divides by a Python number with other bits than the CPU does;
