@@ -1,6 +1,6 @@
 """What a round costs beside its bare local steps, measured in one run with interleaved repeats.
 
-    python -m benchmarks.round [--case cnn|protocol|checkpoint|all] [--repeats N]
+    python -m benchmarks.round [--case cnn|evaluated|protocol|checkpoint|all] [--method fedgmt] [--repeats N]
 
 One server and two workers with one thread each. In turn, and in the same processes, they run a round of the engine and
 the same forward and backward passes in a plain PyTorch loop; the table shows medians and their ratio.
@@ -46,15 +46,22 @@ class Case:
     """Compare with the engine under these settings instead of with bare steps."""
 
 
-CNN = ("model.name=cnn", "clients.total=100", "clients.per_round=10", "local.epochs=2", "partition.name=iid")
+CNN = ("model.name=cnn", "clients.total=100", "clients.per_round=10", "partition.name=iid")
+TWO_EPOCHS = "local.epochs=2"
+FIVE_EPOCHS = "local.epochs=5"
+"""The configuration's default: the share of evaluation depends on how long a round is."""
 QUIET = ("checkpoint.every=0", f"evaluate.every={NEVER}")
 METHODS = ("fedavg", "fedsam", "fedgmt")
 
 
-def cases(which: str) -> list[Case]:
-    cnn = [Case(f"{a}", 1.05, (*CNN, f"algorithm.name={a}", *QUIET)) for a in METHODS]
-    cnn += [
-        Case(f"{a}, evaluated", 1.10, (*CNN, f"algorithm.name={a}", "checkpoint.every=0", "evaluate.every=1"))
+def cases(which: str, method: str) -> list[Case]:
+    cnn = [Case(f"{a}", 1.05, (*CNN, TWO_EPOCHS, f"algorithm.name={a}", *QUIET)) for a in METHODS]
+    evaluated = [
+        Case(
+            f"{a}, evaluated",
+            1.10,
+            (*CNN, FIVE_EPOCHS, f"algorithm.name={a}", "checkpoint.every=0", "evaluate.every=1"),
+        )
         for a in METHODS
     ]
     protocol = [
@@ -74,12 +81,12 @@ def cases(which: str) -> list[Case]:
         Case(
             "fedgmt, saving every round",
             1.02,
-            (*CNN, "algorithm.name=fedgmt", f"evaluate.every={NEVER}", "checkpoint.every=1"),
-            against=(*CNN, "algorithm.name=fedgmt", *QUIET),
+            (*CNN, TWO_EPOCHS, "algorithm.name=fedgmt", f"evaluate.every={NEVER}", "checkpoint.every=1"),
+            against=(*CNN, TWO_EPOCHS, "algorithm.name=fedgmt", *QUIET),
         )
     ]
-    table = {"cnn": cnn, "protocol": protocol, "checkpoint": saving}
-    return [c for k, v in table.items() if which in (k, "all") for c in v]
+    table = {"cnn": cnn, "evaluated": evaluated, "protocol": protocol, "checkpoint": saving}
+    return [c for k, v in table.items() if which in (k, "all") for c in v if c.name.startswith(method)]
 
 
 def cifar_shaped(folder: Path) -> Path:
@@ -176,7 +183,8 @@ def measure(case: Case, repeats: int, data: Path, folder: Path, comm: Cluster) -
             seconds = timed(session.round, index)
         cohort = session.world.cohort(index)
         assignment = session.down.read_orders(cohort)[2]
-        plain = timed(other.round, index) if other else timed(bare.round, index, assignment, case.wire)
+        with contextlib.redirect_stdout(io.StringIO()):
+            plain = timed(other.round, index) if other else timed(bare.round, index, assignment, case.wire)
         if index:
             times["round"].append(seconds)
             times["bare"].append(plain)
@@ -199,13 +207,13 @@ def report(case: Case, times: dict[str, list[float]], parts: dict[str, list[floa
     )
 
 
-def rank_main(which: str, repeats: int, folder: Path) -> None:
+def rank_main(which: str, method: str, repeats: int, folder: Path) -> None:
     torch.set_num_threads(1)
     basis = configuration.load(None, [])
     comm = Cluster(basis.topology, basis.comm)
     if comm.rank == 0:
         print(f"{'':28} {'round':>12} {'bare':>12}   ratio   limit")
-    for k, case in enumerate(cases(which)):
+    for k, case in enumerate(cases(which, method)):
         measure(case, repeats, folder / "cifar_shaped.npz", folder / str(k), comm)
     comm.close()
 
@@ -216,11 +224,12 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def launch(which: str, repeats: int) -> int:
+def launch(which: str, method: str, repeats: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         cifar_shaped(Path(folder))
         port = free_port()
-        command = [sys.executable, "-m", "benchmarks.round", "--case", which, "--repeats", str(repeats)]
+        command = [sys.executable, "-m", "benchmarks.round", "--case", which, "--method", method]
+        command += ["--repeats", str(repeats)]
         ranks = []
         for rank in range(WORKERS + 1):
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORKERS + 1, "LOCAL_WORLD_SIZE": WORKERS + 1}
@@ -237,13 +246,14 @@ def launch(which: str, repeats: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", default="all", choices=["cnn", "protocol", "checkpoint", "all"])
+    parser.add_argument("--case", default="all", choices=["cnn", "evaluated", "protocol", "checkpoint", "all"])
+    parser.add_argument("--method", default="", choices=["", *METHODS], help="only this one")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.folder is None:
-        return launch(given.case, given.repeats)
-    rank_main(given.case, given.repeats, given.folder)
+        return launch(given.case, given.method, given.repeats)
+    rank_main(given.case, given.method, given.repeats, given.folder)
     return 0
 
 
