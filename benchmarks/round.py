@@ -47,7 +47,7 @@ class Case:
 
 
 CNN = ("model.name=cnn", "clients.total=100", "clients.per_round=10", "partition.name=iid")
-TWO_EPOCHS = "local.epochs=2"
+ONE_EPOCH, TWO_EPOCHS = "local.epochs=1", "local.epochs=2"
 FIVE_EPOCHS = "local.epochs=5"
 """The configuration's default: the share of evaluation depends on how long a round is."""
 QUIET = ("checkpoint.every=0", f"evaluate.every={NEVER}")
@@ -55,7 +55,7 @@ METHODS = ("fedavg", "fedsam", "fedgmt")
 
 
 def cases(which: str, method: str) -> list[Case]:
-    cnn = [Case(f"{a}", 1.05, (*CNN, TWO_EPOCHS, f"algorithm.name={a}", *QUIET)) for a in METHODS]
+    cnn = [Case(f"{a}", 1.05, (*CNN, ONE_EPOCH, f"algorithm.name={a}", *QUIET)) for a in METHODS]
     evaluated = [
         Case(
             f"{a}, evaluated",

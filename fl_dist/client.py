@@ -1,5 +1,6 @@
 """One client's local training: batches become gradient oracles, the algorithm's direction becomes steps."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ class Samples:
 
 @dataclass
 class Trained:
-    """What local training returns. `delta` is overwritten by the next client."""
+    """What local training returns. `delta` and `buffers`, both changes, are overwritten by the next client."""
 
     delta: Tensor
     buffers: Tensor
@@ -112,13 +113,15 @@ class LocalTraining:
         self._start(client, s, buffers, r)
         self.algorithm.begin(s, state, r, lambda: self._full_gradient(client, s))
         loss = self._steps(client, s, state, r)
+        if not math.isfinite(loss):
+            raise ClientFailure("its loss is not finite")
         torch.sub(self.model.vector, s.x, out=self.delta)
         finished = self.algorithm.finish(self.delta, s, state, r)
         sent = {name: v if isinstance(v, tuple) else (v, 1.0) for name, v in finished.items()}
         vectors = len({id(t) for t, _ in sent.values() if t.dim()} | {id(self.delta)})
         seconds = time.perf_counter() - self._began
         passes = (self.forwards, self.backwards)
-        self.model.buffers.read(self.buffers)
+        self.model.buffers.read(self.buffers).sub_(buffers)
         kept = Vars(**{n: getattr(state, n).detach() for n in self.algorithm.client})
         return Trained(self.delta, self.buffers, sent, vectors, kept, loss, seconds, passes)
 
@@ -126,6 +129,7 @@ class LocalTraining:
         seed_global(torch_seed(self.seed, "dropout", r.index, client), self.model.vector.device)
         self._momentum = [None]
         self.model.vector.copy_(s.x)
+        self.model.bind(self.model.vector)
         self.model.buffers.write(buffers)
         self.twin.buffers.write(buffers)
 

@@ -66,7 +66,7 @@ class Server:
         x, uploads = self.vars.x, self.world.algorithm.uploads
         total = {by: sum(self.world.weight(c, by) for c in survivors) for by in ("samples", "uniform")}
         weighting = total[self.world.config.server.weighting]
-        self.buffers = up.mean(BUFFERS, weighting, self.buffers)
+        self.buffers = self.buffers + up.mean(BUFFERS, weighting, self.buffers)
         mean = Vars()
         for name, upload in uploads.items():
             value = up.mean(name, weighting if upload.by == "samples" else total["uniform"], x)

@@ -1,7 +1,6 @@
 """A worker's part of a round: run its clients, add what they send to the uplink."""
 
 import logging
-import time
 from pathlib import Path
 
 from fl_dist import faults
@@ -27,7 +26,6 @@ class Worker:
             world.model, world.twin, world.algorithm, world.samples, config.local, config.seed, config.clients.deadline
         )
         self.states = ClientStates(world.template, comm, saved, 1e9 * config.topology.state_memory, spill)
-        self.seconds = 0.0
         self.where = "before the first round"
         """What this worker is doing, for the message of a failure."""
 
@@ -36,14 +34,12 @@ class Worker:
         up.reset()
         self.where = f"round {index + 1}"
         self.states.move(assignment)
-        began = time.perf_counter()
         for row, client in enumerate(cohort):
             if assignment[client] == self.comm.rank:
                 self.where = f"round {index + 1}, client {client}"
                 faults.point("local")
                 self._client(row, client, self.world.round(index, len(cohort), client), down, up)
         self.where = f"round {index + 1}"
-        self.seconds = time.perf_counter() - began
 
     def _client(self, row: int, client: int, r: Round, down: Downlink, up: Uplink) -> None:
         trained = self._attempt(client, r, down, up)

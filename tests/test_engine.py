@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fl_dist import plan
@@ -16,7 +17,7 @@ from fl_dist.flat import Flat
 from fl_dist.main import main
 from fl_dist.state import ClientStates
 from fl_dist.sums import OutOfRange, Uplink
-from tests.jobs import QUIET, metrics, model_hash, results
+from tests.jobs import QUIET, metrics, model_hash, results, run, torchrun
 
 CPU = torch.device("cpu")
 
@@ -242,3 +243,30 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         pick_device(Topology(), 0, 3)
     assert pick_device(Topology(oversubscribe=True), 2, 3) == torch.device("cuda", 0)
     assert pick_device(Topology(device="cpu"), 0, 3) == CPU
+
+
+def test_batch_counters_beyond_the_range_of_the_sums_do_no_harm(tmp_path: Path) -> None:
+    """BatchNorm counts batches for ever; what goes up is the change."""
+    from fl_dist.config import load
+    from fl_dist.world import World
+
+    settings = [*QUIET, "rounds=2", "model={name: cnn, norm: batch}", "clients={total: 4, per_round: 2}"]
+    world = World(load(None, settings), CPU)
+    world.model.module.get_buffer(world.model.buffers.names[2]).fill_(1_000_000)
+    parameters = {n: t.clone() for n, t in world.model.named(world.model.vector).items()}
+    buffers = world.model.buffers.named(world.model.buffers.read(world.model.buffers.new()))
+    save_file(parameters | {n: b.clone() for n, b in buffers.items()}, tmp_path / "init.safetensors")
+    assert main([*settings, f"model.init={tmp_path / 'init.safetensors'}", f"run.dir={tmp_path / 'run'}"]) == 0
+    model = load_file(tmp_path / "run" / "model.safetensors")
+    assert int(model[world.model.buffers.names[2]]) > 1_000_000
+
+
+def test_a_full_gradient_is_taken_at_the_received_model_whatever_ran_before(tmp_path: Path) -> None:
+    """With SAM the client before leaves the model bound to a perturbed point."""
+    settings = [*QUIET, "rounds=2", "model={name: mlp, hidden: []}", "clients.total=4", "local.epochs=1"]
+    chain = "algorithm={parts: [{sam: {rho: 5.0}}, {mime: {}}]}"
+    both = [*settings, chain, "clients.schedule=[[0, 1], [2, 3]]"]
+    assert main([*both, f"run.dir={tmp_path / 'one'}"]) == 0
+    code, output = run([*torchrun(3), "-m", "fl_dist.main", *both, f"run.dir={tmp_path / 'three'}"])
+    assert code == 0, output
+    assert model_hash(tmp_path / "one") == model_hash(tmp_path / "three")
