@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,8 +149,8 @@ def _verify(root: Path, name: str, entry: Entry) -> None:
 class Saver:
     """Saves in a thread of its own, one at a time; on rank 0 it also completes the save of all ranks."""
 
-    def __init__(self, root: Path, comm: Comm, keep: int) -> None:
-        self.root, self.comm, self.keep = root, comm, keep
+    def __init__(self, root: Path, comm: Comm, keep: int, timeout: float) -> None:
+        self.root, self.comm, self.keep, self.timeout = root, comm, keep, timeout
         self.made = self.failed = 0
         self.failure = ""
         """Why the last save failed; empty after a good one."""
@@ -181,7 +182,7 @@ class Saver:
         extra: dict[str, Any],
     ) -> None:
         """Begin a save of what the arguments hold; nobody may write to these tensors any more."""
-        assert not self.busy, "one save at a time"
+        self.join()
         self._thread = threading.Thread(target=self._run, args=(round_, clients, server, extra), daemon=True)
         self._thread.start()
 
@@ -205,10 +206,11 @@ class Saver:
         mine: dict[str, Any] = {"files": {}, "error": ""}
         try:
             self._write(round_, clients, server, mine["files"])
-        except OSError as e:
+        except Exception as e:
             self._discard(round_, clients, server is not None)
             self._returned = set(clients)
-            mine = {"files": {}, "error": f"{e.strerror or e} ({self.root})"}
+            reason = e.strerror if isinstance(e, OSError) and e.strerror else f"{type(e).__name__}: {e}"
+            mine = {"files": {}, "error": f"{reason} ({self.root})"}
         # When the job is lost, the store is too; the save then stays unfinished, as if the process had been killed.
         with contextlib.suppress(RuntimeError):
             self.comm.post(f"save/{round_}/{self.comm.rank}", json.dumps(mine))
@@ -253,8 +255,9 @@ class Saver:
             self._fail(round_, f"{e.strerror or e} ({self.root})")
 
     def _await(self, key: str) -> dict[str, Any]:
+        end = time.monotonic() + self.timeout
         while (text := self.comm.read(key)) is None:
-            if self._abandoned.wait(0.01):
+            if self._abandoned.wait(0.01) or time.monotonic() > end or self.comm.read("failure"):
                 raise RuntimeError("the run ended before every rank had saved")
         return json.loads(text)
 

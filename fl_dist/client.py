@@ -187,12 +187,14 @@ class LocalTraining:
         return self.gradient
 
     def _full_gradient(self, client: int, s: Vars) -> Tensor:
-        self.model.module.eval()
         total = torch.zeros_like(self.gradient)
-        for x, y in self.samples.plain(client):
-            g = self.backward(F.cross_entropy(self.logits(self.model, x), y))
-            total.add_(g, alpha=len(y) / self.samples.count(client))
-        self.model.module.train()
+        self.model.module.eval()
+        try:
+            for x, y in self.samples.plain(client):
+                g = self.backward(F.cross_entropy(self.logits(self.model, x), y))
+                total.add_(g, alpha=len(y) / self.samples.count(client))
+        finally:
+            self.model.module.train()
         self.forwards = self.backwards = 0
         return total
 
@@ -202,7 +204,7 @@ class _BatchOracle:
 
     def __init__(self, training: LocalTraining, batch: Batch, s: Vars, state: Vars) -> None:
         self.training, self.batch, self.s, self.state = training, batch, s, state
-        self._taught: dict[tuple[int, int], Tensor] = {}
+        self._taught: list[tuple[Tensor, Tensor, Tensor]] = []
         self.loss: Tensor | None = None
         """Without penalties, at the first point asked for."""
 
@@ -223,10 +225,11 @@ class _BatchOracle:
 
     def _teach(self, weights: Tensor, x: Tensor) -> Tensor:
         """A teacher's logits, once for all the gradients taken on a batch."""
-        asked = (id(weights), id(x))
-        if asked not in self._taught:
-            self._taught[asked] = self.training.teacher(weights, x)
-        return self._taught[asked]
+        for asked, at, logits in self._taught:
+            if asked is weights and at is x:
+                return logits
+        self._taught.append((weights, x, self.training.teacher(weights, x)))
+        return self._taught[-1][2]
 
 
 def _place(x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

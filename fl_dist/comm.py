@@ -24,7 +24,11 @@ PATIENCE = 4.0
 
 
 class Lost(RuntimeError):
-    """The job cannot go on: the message names the rank that failed."""
+    """The job cannot go on: the message names the rank that failed, the code is the one it ended with."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Comm(Protocol):
@@ -42,7 +46,7 @@ class Comm(Protocol):
     def post(self, key: str, text: str) -> None: ...
     def read(self, key: str) -> str | None: ...
     def share(self, key: str, text: str | None) -> str: ...
-    def fail(self, message: str) -> None: ...
+    def fail(self, message: str, code: int) -> None: ...
     def close(self) -> None: ...
 
 
@@ -75,7 +79,7 @@ class Alone:
         assert text is not None
         return text
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str, code: int) -> None:
         pass
 
     def close(self) -> None:
@@ -149,10 +153,11 @@ class Cluster:
                 time.sleep(0.02)
         return self._store.get(key).decode()
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str, code: int) -> None:
         """Tell the others why this rank ends, then let them go."""
+        told = {"rank": self.rank, "host": _host(), "message": message, "code": code}
         with contextlib.suppress(Exception):
-            self._store.set("failure", json.dumps({"rank": self.rank, "host": _host(), "message": message}))
+            self._store.set("failure", json.dumps(told))
             self._leave()
             self._wait_for_others()
 
@@ -165,27 +170,29 @@ class Cluster:
         try:
             yield
         except RuntimeError as e:
-            raise Lost(self._diagnose(e)) from e
+            raise self._diagnose(e) from e
 
     def _leave(self) -> None:
         """Closing this rank's connections makes its peers notice too."""
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
 
-    def _diagnose(self, error: Exception) -> str:
+    def _diagnose(self, error: Exception) -> Lost:
         self._leave()
         try:
             missing = self._wait_for_others()
             failure = self.read("failure")
             if failure is not None:
                 told = json.loads(failure)
-                return f"rank {told['rank']} on {told['host']} failed: {told['message']}"
+                return Lost(f"rank {told['rank']} on {told['host']} failed: {told['message']}", told["code"])
             names = [f"rank {r} on {self.read(f'host/{r}') or 'an unknown host'}" for r in missing]
         except Exception:
-            return "rank 0, the server, was lost (killed, out of memory or hung)"
+            return Lost("rank 0, the server, was lost (killed, out of memory or hung)")
         if names:
-            return f"{' and '.join(names)} {'was' if len(names) == 1 else 'were'} lost (killed, out of memory or hung)"
-        return f"the ranks lost touch: {str(error).splitlines()[0]}"
+            # A rank in the middle of local training answers as little as a dead one.
+            who = names[0] if len(names) == 1 else f"one of {' and '.join(names)}"
+            return Lost(f"{who} was lost (killed, out of memory or hung)")
+        return Lost(f"the ranks lost touch: {str(error).splitlines()[0]}")
 
     def _wait_for_others(self) -> list[int]:
         """Say that this rank lives; the ranks that say nothing within PATIENCE are returned."""

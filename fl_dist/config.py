@@ -146,7 +146,8 @@ NAMED: dict[str, Registry[Any]] = {
     "algorithm": algorithms,
 }
 # What may differ between a run and its resumption without changing a result.
-LAYOUT = ("run", "topology", "comm.timeout", "checkpoint", "monitor")
+_PLACE = ("topology.server", "topology.device", "topology.state_memory", "topology.oversubscribe")
+LAYOUT = ("run", "comm.timeout", "checkpoint", "monitor", *_PLACE)
 
 
 class _Loader(yaml.SafeLoader):

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 ALIGN = 64
+COUNT = 2.0**20
+"""Counters (BatchNorm's batches) go into the vector divided by this, to stay within the range of the sums."""
 
 
 class Flat:
@@ -64,7 +66,8 @@ class Buffers:
         self.items = [b for _, b in module.named_buffers()]
         self.names = [n for n, _ in module.named_buffers()]
         self.size = sum(b.numel() for b in self.items)
-        self.dtype = next(module.parameters()).dtype
+        first = next(module.parameters())
+        self.dtype, self.device = first.dtype, first.device
 
     def _pieces(self, vector: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         start = 0
@@ -75,19 +78,20 @@ class Buffers:
     def read(self, out: Tensor) -> Tensor:
         for item, piece in self._pieces(out):
             piece.copy_(item)
+            if not item.is_floating_point():
+                piece.div_(COUNT)
         return out
 
     def write(self, vector: Tensor) -> None:
         for item, piece in self._pieces(vector):
-            item.copy_(piece if item.is_floating_point() else piece.round())
+            item.copy_(piece if item.is_floating_point() else (piece * COUNT).round())
 
     def new(self) -> Tensor:
-        device = self.items[0].device if self.items else "cpu"
-        return torch.zeros(self.size, dtype=self.dtype, device=device)
+        return torch.zeros(self.size, dtype=self.dtype, device=self.device)
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         return {
-            name: (piece if item.is_floating_point() else piece.round().to(item.dtype))
+            name: (piece if item.is_floating_point() else (piece * COUNT).round().to(item.dtype))
             for name, (item, piece) in zip(self.names, self._pieces(vector), strict=True)
         }
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -73,6 +74,8 @@ class Head:
         rounds, every = self.world.config.rounds, self.world.config.checkpoint.every
         stop = self.stopping or index == rounds
         due = every > 0 and index - self._last_save >= (1 if stop else every)
+        # Whoever interrupts a run wants it back, even one that is not saved as it goes.
+        due = due or (self.stopping and self._last_save < index < rounds)
         if stop:
             self.saver.join()
         self.saving = due and not self.saver.busy
@@ -111,8 +114,9 @@ class Head:
             return
         every, rounds = self.world.config.evaluate.every, self.world.config.rounds
         if row["round"] % every == 0 or row["round"] == rounds:
-            with self.clock("evaluate"):
-                row |= self.evaluate(self.server.vars.x, self.server.buffers)
+            began = time.perf_counter()
+            row |= self.evaluate(self.server.vars.x, self.server.buffers)
+            row["seconds"]["evaluate"] = round(time.perf_counter() - began, 6)
         self._report(row)
 
     def _report(self, row: dict[str, Any]) -> None:
@@ -130,8 +134,10 @@ class Head:
         self.console.close()
         self.saver.join()
         if self.stopping and self.rows[-1]["round"] < self.world.config.rounds:
-            self.console.say(f"interrupted after round {self.rows[-1]['round']}; start it again to resume")
             self.mirror.close({})
+            if self.saver.failure:
+                raise NoCheckpoint(f"interrupted, and the run could not be saved: {self.saver.failure}")
+            self.console.say(f"interrupted after round {self.rows[-1]['round']}; start it again to resume")
             return
         self._write_model()
         summary = summarise(self.rows, self.world.config.evaluate.last)

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from fl_dist import config as configuration
-from fl_dist.checkpoint import Manifest, NoCheckpoint, newest
+from fl_dist.checkpoint import Manifest, NoCheckpoint, folder_name, newest
 from fl_dist.client import ClientFailure
 from fl_dist.comm import Comm, Lost, connect
 from fl_dist.config import Config, ConfigError
@@ -94,10 +94,12 @@ def _run(config: Config, traceback: bool, speaks: bool) -> int:
             _greet(world, comm, start)
             return 0 if train(world, comm, folder, start, stop) else REQUEUE
         except Exception as e:
+            code = 2 if isinstance(e, ConfigError) else e.code if isinstance(e, Lost) else 1
             if comm is not None and not isinstance(e, Lost):
-                comm.fail(_first_line(e))
+                comm.fail(_first_line(e), code)
             _complain(e, speaks, traceback or not isinstance(e, EXPECTED))
-            return 2 if isinstance(e, ConfigError) else REQUEUE if stop.requested else 1
+            resumable = stop.requested and not isinstance(e, NoCheckpoint)
+            return REQUEUE if resumable and code == 1 else code
         finally:
             stop.settle()
             if comm is not None:
@@ -115,9 +117,9 @@ def _claim(config: Config, folder: RunFolder, comm: Comm) -> Manifest | None:
     if comm.rank == 0:
         resuming = folder.claim(config)
         found = newest(folder.checkpoints, lambda message: print(f"warning: {message}")) if resuming else None
-        text = json.dumps(None if found is None else vars(found))
+        text = json.dumps(0 if found is None else found.round)
     start = json.loads(comm.share("start", text))
-    return None if start is None else Manifest(**start)
+    return Manifest.read(folder.checkpoints / folder_name(start) / "manifest.json") if start else None
 
 
 def _greet(world: World, comm: Comm, start: Manifest | None) -> None:

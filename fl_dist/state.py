@@ -36,12 +36,13 @@ class ClientStates:
             return
         me = self.comm.rank
         moves = [(c, self.home[c], to) for c, to in sorted(assignment.items()) if self.home.get(c, to) != to]
-        sends = [(self._pack(self._held.pop(c)), to) for c, source, to in moves if source == me]
+        sends = [(self._pack(self._held.pop(c, None)), to) for c, source, to in moves if source == me]
         self._mapped &= self._held.keys()
         arriving = {c: self._empty() for c, _, to in moves if to == me}
         self.comm.exchange(sends, [(arriving[c], source) for c, source, to in moves if to == me])
         for client, buffer in arriving.items():
-            self._hold(client, self._unpack(buffer))
+            if buffer[-1]:
+                self._hold(client, self._unpack(buffer))
         # A variable that has not been saved stays unsaved at its new home.
         self.unsaved -= {c for c, source, _ in moves if source == me}
         self.unsaved |= set(arriving)
@@ -77,12 +78,15 @@ class ClientStates:
         return changed
 
     def _empty(self) -> Tensor:
-        return torch.empty(
-            sum(torch.Size(s).numel() * d.itemsize for s, d in self.template.values()), dtype=torch.uint8
-        )
+        """Room for a client's variables and a last byte: whether it has any (none if its first round failed)."""
+        size = sum(torch.Size(s).numel() * d.itemsize for s, d in self.template.values())
+        return torch.zeros(size + 1, dtype=torch.uint8)
 
-    def _pack(self, held: dict[str, Tensor]) -> Tensor:
-        return torch.cat([held[n].contiguous().view(-1).view(torch.uint8) for n in self.template])
+    def _pack(self, held: dict[str, Tensor] | None) -> Tensor:
+        if held is None:
+            return self._empty()
+        pieces = [held[n].contiguous().view(-1).view(torch.uint8) for n in self.template]
+        return torch.cat([*pieces, torch.ones(1, dtype=torch.uint8)])
 
     def _unpack(self, buffer: Tensor) -> dict[str, Tensor]:
         held, start = {}, 0
@@ -97,7 +101,7 @@ def _mapped(tensor: Tensor, folder: Path | None) -> Tensor:
     """The tensor in a mapped file that has no name, so that it goes with the process."""
     handle, path = tempfile.mkstemp(dir=folder, prefix=".state-")
     try:
-        os.truncate(handle, max(1, tensor.nbytes))
+        os.posix_fallocate(handle, 0, max(1, tensor.nbytes))
         mapped = torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype)
     finally:
         os.close(handle)

@@ -35,7 +35,7 @@ class Session:
 
     def __init__(self, world: World, comm: Comm, folder: RunFolder, start: Manifest | None, stop: StopRequest) -> None:
         self.world, self.comm, self.stop, self.clock = world, comm, stop, Clock()
-        self.saver = Saver(folder.checkpoints, comm, world.config.checkpoint.keep)
+        self.saver = Saver(folder.checkpoints, comm, world.config.checkpoint.keep, world.config.comm.timeout)
         self.head: Head | NoHead = NoHead()
         if comm.rank == 0:
             self.saver.resume(start)

@@ -362,3 +362,35 @@ def test_ranks_of_one_machine_listen_on_loopback_only(tmp_path: Path) -> None:
     with started_ranks(3, arguments(tmp_path, "rounds=100000")) as processes:
         wait_for(lambda: (tmp_path / "metrics.jsonl").exists())
         assert listening([p.pid for p in processes]) == {"0100007F"}
+
+
+def test_a_run_that_is_not_saved_as_it_goes_is_saved_when_interrupted(calm_long: Path, tmp_path: Path) -> None:
+    more = ("rounds=40", "local.epochs=4", "checkpoint.every=0")
+    with started_ranks(2, arguments(tmp_path, *more)) as processes:
+        wait_for(lambda: (tmp_path / "metrics.jsonl").exists() and len(results(tmp_path)) > 2)
+        os.kill(processes[1].pid, signal.SIGUSR1)
+        assert [p.wait(timeout=60) for p in processes] == [75, 75]
+    assert (tmp_path / "checkpoint" / "latest").exists()
+    assert main(arguments(tmp_path, *more)) == 0
+    assert_same(tmp_path, calm_long)
+
+
+def test_an_interrupted_run_that_cannot_be_saved_does_not_ask_for_a_requeue(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").touch()
+    with started_ranks(1, arguments(tmp_path, "rounds=100000", "topology.server=shared")) as (process,):
+        wait_for(lambda: (tmp_path / "metrics.jsonl").exists())
+        os.kill(process.pid, signal.SIGUSR1)
+        output = process.communicate(timeout=60)[0]
+    assert process.returncode == 1
+    assert "interrupted, and the run could not be saved" in output
+
+
+def test_clients_that_fail_in_their_first_round_may_move(tmp_path: Path) -> None:
+    data = broken_client(tmp_path / "d.npz")
+    clients = "clients={total: 6, schedule: [[2, 3], [2, 0, 1], [0, 2], [4, 5, 2]], on_failure: drop}"
+    more = (*QUIET, *data, "rounds=4", "algorithm.name=scaffold", clients, "local={epochs: 1, batch_size: 4}")
+    with started_ranks(3, [*more, f"run.dir={tmp_path / 'run'}"]) as processes:
+        outputs = [p.communicate(timeout=60)[0] for p in processes]
+    assert [p.returncode for p in processes] == [0, 0, 0], outputs
+    assert main([*more, f"run.dir={tmp_path / 'alone'}"]) == 0
+    assert model_hash(tmp_path / "run") == model_hash(tmp_path / "alone")

@@ -191,6 +191,11 @@ def test_a_clients_state_follows_it() -> None:
     moved = two.load(3, CPU)
     assert moved is not None
     assert torch.equal(moved.h, torch.arange(5.0)) and float(moved.k) == 0.1
+    for states in (one, two):
+        states.move({4: 1})
+    for states in (one, two):  # client 4 failed in its first round: it has nothing to take along
+        states.move({4: 2})
+    assert two.load(4, CPU) is None
     moved.h.zero_()
     assert torch.equal(two.load(3, CPU).h, torch.arange(5.0)), "what is loaded is a copy"
     assert one.load(3, CPU) is None
@@ -198,7 +203,7 @@ def test_a_clients_state_follows_it() -> None:
 
 def test_states_beyond_the_memory_given_lie_in_files_and_change_nothing(tmp_path: Path) -> None:
     template = {"h": ((1000,), torch.float32)}
-    states = ClientStates(template, Wire(0, []), lambda c: None, room=8000, spill=tmp_path)
+    states = ClientStates(template, Wire(0, []), lambda c: None, room=8100, spill=tmp_path)
     for client in range(5):
         states.store(client, Vars(h=torch.full((1000,), float(client))))
     maps = Path("/proc/self/maps").read_text()
@@ -270,3 +275,13 @@ def test_a_full_gradient_is_taken_at_the_received_model_whatever_ran_before(tmp_
     code, output = run([*torchrun(3), "-m", "fl_dist.main", *both, f"run.dir={tmp_path / 'three'}"])
     assert code == 0, output
     assert model_hash(tmp_path / "one") == model_hash(tmp_path / "three")
+
+
+def test_a_teacher_is_asked_once_a_batch_unless_the_inputs_change(tmp_path: Path) -> None:
+    small = [*QUIET, "rounds=1", "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}"]
+    passes = {"{sam: {}}": (3, 2), "{affine: {ascent_steps: 3}}": (6, 3)}
+    for k, (part, (forwards, backwards)) in enumerate(passes.items()):
+        chain = f"algorithm={{parts: [{part}, {{nottrue: {{}}}}]}}"
+        assert main([*small, chain, f"run.dir={tmp_path / str(k)}"]) == 0
+        row = metrics(tmp_path / str(k))[0]
+        assert row["forwards"] * backwards == row["backwards"] * forwards

@@ -88,7 +88,7 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
         assert key in text
 
 
-def expect_on_every_rank(ranks: int, arguments: list[str], message: str) -> None:
+def expect_on_every_rank(ranks: int, arguments: list[str], message: str) -> list[int]:
     began = time.monotonic()
     with started_ranks(ranks, arguments) as processes:
         outputs = [p.communicate(timeout=60)[0] for p in processes]
@@ -99,6 +99,7 @@ def expect_on_every_rank(ranks: int, arguments: list[str], message: str) -> None
     assert "Traceback" not in "".join(outputs)
     # The start of Python and torch itself takes seconds on a busy machine; what comes after must not.
     assert time.monotonic() - began < 30
+    return codes
 
 
 def test_an_unknown_key_ends_every_rank(tmp_path: Path) -> None:
@@ -121,7 +122,8 @@ def test_a_folder_of_another_config_ends_every_rank(tmp_path: Path) -> None:
     assert main([*SMALL, f"run.dir={tmp_path / 'run'}"]) == 0
     before = sorted(p.name for p in (tmp_path / "run").iterdir())
     arguments = [*SMALL, f"run.dir={tmp_path / 'run'}", "local.lr=0.5"]
-    expect_on_every_rank(3, arguments, "belongs to another config (local.lr: 0.05 -> 0.5); choose another run.dir")
+    message = "belongs to another config (local.lr: 0.05 -> 0.5); choose another run.dir"
+    assert expect_on_every_rank(3, arguments, message) == [2, 2, 2]
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == before
 
 
