@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -26,9 +26,15 @@ PATIENCE = 4.0
 class Lost(RuntimeError):
     """The job cannot go on: the message names the rank that failed, the code is the one it ended with."""
 
-    def __init__(self, message: str, code: int = 1) -> None:
+    def __init__(self, message: str, code: int = 1, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.ranks = code, ranks
+
+    def during(self, index: int, assignment: Mapping[int, int]) -> "Lost":
+        """The same with the round, and the clients of the round that were the lost rank's."""
+        clients = [c for c, rank in assignment.items() if rank in self.ranks]
+        own = f", whose clients were {', '.join(map(str, clients))}" if clients else ""
+        return Lost(f"{self} in round {index + 1}{own}", self.code) if self.ranks else self
 
 
 class Comm(Protocol):
@@ -187,11 +193,11 @@ class Cluster:
                 return Lost(f"rank {told['rank']} on {told['host']} failed: {told['message']}", told["code"])
             names = [f"rank {r} on {self.read(f'host/{r}') or 'an unknown host'}" for r in missing]
         except Exception:
-            return Lost("rank 0, the server, was lost (killed, out of memory or hung)")
+            return Lost("rank 0, the server, was lost (killed, out of memory or hung)", ranks=[0])
         if names:
             # A rank in the middle of local training answers as little as a dead one.
             who = names[0] if len(names) == 1 else f"one of {' and '.join(names)}"
-            return Lost(f"{who} was lost (killed, out of memory or hung)")
+            return Lost(f"{who} was lost (killed, out of memory or hung)", ranks=missing)
         return Lost(f"the ranks lost touch: {str(error).splitlines()[0]}")
 
     def _wait_for_others(self) -> list[int]:

@@ -5,7 +5,7 @@ from torch import Tensor
 from fl_dist import faults
 from fl_dist.checkpoint import Manifest, Saver, read_file
 from fl_dist.clock import Clock
-from fl_dist.comm import Comm
+from fl_dist.comm import Comm, Lost
 from fl_dist.downlink import Downlink
 from fl_dist.folder import RunFolder
 from fl_dist.head import Head, NoHead
@@ -25,6 +25,8 @@ def train(world: World, comm: Comm, folder: RunFolder, start: Manifest | None, s
         while session.round(index):
             index += 1
         session.finish()
+    except Lost as e:
+        raise e.during(index, session.assignment) from e
     finally:
         session.saver.close()
     return index == world.config.rounds
@@ -42,6 +44,7 @@ class Session:
             self.head = Head(world, list(comm.workers), folder, self.saver, self.clock, start)
         self.worker = Worker(world, comm, _reader(folder, start), folder.path)
         self.down = Downlink(world.published(), world.initial_buffers, world.largest, comm.device)
+        self.assignment: dict[int, int] = {}
         self.up = Uplink(world.upload_sizes(), world.largest, world.config.comm.reduce, comm.device)
 
     def round(self, index: int) -> bool:
@@ -51,6 +54,7 @@ class Session:
             self.head.order(index, cohort, self.worker.states.home, self.down)
             self.comm.broadcast(self.down.buffer)
         save, last, assignment = self.down.read_orders(cohort)
+        self.assignment = assignment
         if save:
             with self.clock("checkpoint"):
                 self._save(index)
