@@ -78,11 +78,11 @@ class Head:
         due = due or (self.stopping and self._last_save < index < rounds)
         if stop:
             self.saver.join()
-        self.saving = due and not self.saver.busy
-        if self.saving:
+        saving = due and not self.saver.busy
+        if saving:
             self._last_save = index
         down.fill(self.server.publish(index, len(cohort)), self.server.buffers)
-        down.order(self.saving, stop, cohort, self.server.assign(cohort, home))
+        down.order(saving, stop, cohort, self.server.assign(cohort, home))
         faults.point("broadcast")
 
     def snapshot(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -1,6 +1,5 @@
 """What a user sees: the console, metrics.jsonl, and a W&B mirror that cannot hurt."""
 
-import json
 import re
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import pytest
 
 from fl_dist.config import Wandb
 from fl_dist.main import main
-from fl_dist.monitor.console import duration, size, summarise
+from fl_dist.monitor.console import Console, duration, size, summarise
 from fl_dist.monitor.mirror import resolve
 from tests.jobs import environment, metrics, run
 
@@ -101,7 +100,8 @@ def test_the_resolved_config_is_saved(tmp_path: Path) -> None:
     assert "weight_decay: 1.0e-05" in text
 
 
-def test_rows_are_json_and_flushed_each_round(tmp_path: Path) -> None:
+def test_a_row_is_on_disk_before_its_line_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(Console, "row", lambda self, row: seen.append((row["round"], metrics(tmp_path)[-1]["round"])))
     assert main([*SMALL, f"run.dir={tmp_path}", "monitor.wandb.mode=disabled"]) == 0
-    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
-        json.loads(line)
+    assert seen == [(1, 1), (2, 2), (3, 3)]
