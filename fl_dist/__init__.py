@@ -3,3 +3,5 @@
 import logging
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+__version__ = "0.1.0"

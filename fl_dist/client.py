@@ -16,6 +16,7 @@ from fl_dist.core import Algorithm, Batch, Round, Vars
 from fl_dist.data import Dataset, normalise
 from fl_dist.flat import Flat
 from fl_dist.randomness import seed_global, torch_generator, torch_seed
+from fl_dist.sums import REMEDY
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bf16": torch.float32}
 
@@ -114,7 +115,7 @@ class LocalTraining:
         self.algorithm.begin(s, state, r, lambda: self._full_gradient(client, s))
         loss = self._steps(client, s, state, r)
         if not math.isfinite(loss):
-            raise ClientFailure("its loss is not finite")
+            raise ClientFailure(f"training diverged, its loss is not finite; {REMEDY}")
         torch.sub(self.model.vector, s.x, out=self.delta)
         finished = self.algorithm.finish(self.delta, s, state, r)
         sent = {name: v if isinstance(v, tuple) else (v, 1.0) for name, v in finished.items()}

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fl_dist.config import Communication, Topology
+from fl_dist.place import Place
 
 MEETING = timedelta(minutes=10)
 """How long the first rank to start waits for the last."""
@@ -95,31 +96,29 @@ class Alone:
 class Cluster:
     """Rank 0 is the server; the other ranks, and rank 0 too if it is shared, are workers."""
 
-    def __init__(self, topology: Topology, comm: Communication) -> None:
+    def __init__(self, place: Place, topology: Topology, comm: Communication) -> None:
         shared = topology.server == "shared"
-        size = int(os.environ["WORLD_SIZE"])
-        if size == 1 and not shared:
+        if place.size == 1 and not shared:
             raise ValueError(
                 "one rank leaves 0 workers beside the dedicated server: start at least 2 ranks, "
                 "or set topology.server=shared"
             )
-        local = int(os.environ.get("LOCAL_RANK", 0))
-        self.device = pick_device(topology, local, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+        self.rank, self.size = place.rank, place.size
+        self.device = pick_device(topology, place.local_rank, place.local_size)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         nccl = self.device.type == "cuda" and not topology.oversubscribe
         backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
         self._gloo_only = self.device.type == "cuda" and not nccl
         timeout = timedelta(seconds=comm.timeout)
-        store, self.rank, self.size = _rendezvous()
-        self._store = dist.PrefixStore(f"fl_dist/{_attempt()}/{next(_runs)}", store)
+        self._store = dist.PrefixStore(f"fl_dist/{_attempt(place)}/{next(_runs)}", _store(place))
         group = dist.PrefixStore("group", self._store)
         with self._watch():
             dist.init_process_group(backend, store=group, rank=self.rank, world_size=self.size, timeout=timeout)
         self.workers: Sequence[int] = range(0 if shared else 1, self.size)
         self.overlaps = not shared
         self._timeout = comm.timeout
-        self._store.set(f"host/{self.rank}", _host())
+        self._store.set(f"host/{self.rank}", host())
 
     def broadcast(self, buffer: Tensor) -> None:
         with self._watch():
@@ -161,7 +160,7 @@ class Cluster:
 
     def fail(self, message: str, code: int) -> None:
         """Tell the others why this rank ends, then let them go."""
-        told = {"rank": self.rank, "host": _host(), "message": message, "code": code}
+        told = {"rank": self.rank, "host": host(), "message": message, "code": code}
         with contextlib.suppress(Exception):
             self._store.set("failure", json.dumps(told))
             self._leave()
@@ -216,37 +215,31 @@ class Cluster:
 _runs = itertools.count()
 
 
-def _one_machine() -> bool:
-    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
-
-
-def _attempt() -> str:
+def _attempt(place: Place) -> str:
     """torchrun's restarts may share a store, whose old keys must not be read; agents of several nodes do not count
     alike, but there the launchers give every attempt a store of its own."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _one_machine() else "0"
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if place.one_machine else "0"
 
 
 @functools.cache
-def _rendezvous() -> tuple[dist.Store, int, int]:
-    """The store of this process and its place; kept, because a process may run several configurations in turn."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if agent or not _one_machine():
-        return next(dist.rendezvous("env://", timeout=MEETING))
+def _store(place: Place) -> dist.Store:
+    """Where the ranks meet; kept, because a process may run several configurations in turn."""
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun listens already
+    if agent or not place.one_machine:
+        listens = place.rank == 0 and not agent
+        return dist.TCPStore(place.host, place.port, place.size, listens, MEETING, wait_for_workers=False)
     # All ranks are on this machine: nothing needs to listen on any other address.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    port = int(os.environ["MASTER_PORT"])
-    if rank != 0:
-        return dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=MEETING), rank, size
-    listener = socket.create_server(("127.0.0.1", port))
-    store = dist.TCPStore(
-        "127.0.0.1", port, size, True, MEETING, wait_for_workers=False, master_listen_fd=listener.detach()
+    if place.rank != 0:
+        return dist.TCPStore("127.0.0.1", place.port, place.size, is_master=False, timeout=MEETING)
+    listener = socket.create_server(("127.0.0.1", place.port))
+    return dist.TCPStore(
+        "127.0.0.1", place.port, place.size, True, MEETING, wait_for_workers=False, master_listen_fd=listener.detach()
     )
-    return store, rank, size
 
 
-def connect(topology: Topology, comm: Communication) -> Comm:
-    return Cluster(topology, comm) if "WORLD_SIZE" in os.environ and "RANK" in os.environ else Alone(topology)
+def connect(place: Place | None, topology: Topology, comm: Communication) -> Comm:
+    return Alone(topology) if place is None else Cluster(place, topology, comm)
 
 
 def pick_device(topology: Topology, local_rank: int, ranks: int) -> torch.device:
@@ -266,5 +259,5 @@ def pick_device(topology: Topology, local_rank: int, ranks: int) -> torch.device
     return torch.device("cuda", local_rank % gpus)
 
 
-def _host() -> str:
+def host() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

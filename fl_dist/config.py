@@ -15,6 +15,7 @@ from fl_dist.data import datasets
 from fl_dist.data.augment import augmentations
 from fl_dist.data.partition import partitions
 from fl_dist.models import models
+from fl_dist.paths import expand
 from fl_dist.registry import Registry, Strict, UnknownName, nearest
 
 
@@ -176,6 +177,8 @@ def load(path: str | None, overrides: list[str]) -> Config:
     raw = {} if raw is None else raw
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold a mapping of keys, not {type(raw).__name__}")
+    if swept := sorted(raw.keys() & {"grid", "list"}):
+        raise ConfigError(f"{path} is a sweep (it has the key {swept[0]}): run it with python -m launch.sweep {path}")
     # Names first: choosing another builder discards the settings of the old one.
     for override in sorted(overrides, key=lambda o: not o.partition("=")[0].endswith(".name")):
         _apply(raw, override, where)
@@ -239,6 +242,9 @@ def _parts(settings: dict[str, Any], where: dict[tuple[Any, ...], str]) -> list[
         if not isinstance(part, dict) or len(part) != 1:
             raise ConfigError(f"algorithm.parts.{k} must be one part with its settings, such as {{sam: {{rho: 0.05}}}}")
         (name, given), path = next(iter(part.items())), ("algorithm", "parts", k)
+        if name in algorithms and name not in parts:
+            chain_of = build({"name": name}).describe()
+            raise ConfigError(f"algorithm.parts.{k}: {name} is an algorithm, not a part; its parts are {chain_of}")
         checked.append({name: _validated(parts, name, given or {}, (*path, name), where)})
     return checked
 
@@ -280,7 +286,7 @@ def schedule(config: Config) -> list[list[int]] | None:
     if given is None:
         return None
     source = "clients.schedule" if not isinstance(given, str) else f"the schedule {given}"
-    rounds = read_yaml(given) if isinstance(given, str) else given
+    rounds = read_yaml(expand(given)) if isinstance(given, str) else given
     is_table = isinstance(rounds, list) and all(isinstance(r, list) and all(type(c) is int for c in r) for r in rounds)
     if not is_table:
         raise ConfigError(f"{source} must be a list of lists of client ids, one list a round")
@@ -342,10 +348,12 @@ def dump(config: Config) -> dict[str, Any]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Keys whose values differ in a way that changes results, as `key: old -> new`."""
+    """Keys whose values differ in a way that changes results so far, as `key: old -> new`."""
     before, after = dict(_leaves(old)), dict(_leaves(new))
     changed = [k for k in sorted(before.keys() | after.keys()) if before.get(k) != after.get(k)]
     ignored = tuple(f"{k}." for k in LAYOUT)
+    # No round depends on how many follow: rates, cohorts and batches come from the round's own number.
+    ignored += ("rounds.",) if new["rounds"] > old.get("rounds", new["rounds"]) else ()
     return [f"{k}: {before.get(k)} -> {after.get(k)}" for k in changed if not f"{k}.".startswith(ignored)]
 
 

@@ -12,6 +12,7 @@ from typing import IO, Any
 import yaml
 
 from fl_dist.config import Config, ConfigError, differences, dump, read_yaml
+from fl_dist.paths import expand
 
 MODEL, CONFIG, METRICS, CHECKPOINT = "model.safetensors", "config.yaml", "metrics.jsonl", "checkpoint"
 
@@ -48,7 +49,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 class RunFolder:
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = expand(path)
         self.logs = self.path / "logs"
         self._lock: IO[str] | None = None
 
@@ -56,9 +57,16 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / CHECKPOINT
 
-    @property
-    def finished(self) -> bool:
-        return (self.path / MODEL).exists()
+    def finished(self, rounds: int) -> bool:
+        """Whether the model of so many rounds, or more, is written."""
+        return (self.path / MODEL).exists() and rounds <= self._recorded().get("rounds", rounds)
+
+    def refuse_finished(self, rounds: int) -> None:
+        if self.finished(rounds):
+            raise ConfigError(
+                f"the run in {self.path} is finished; raise rounds to go on from its last round, "
+                "choose another run.dir, or remove the folder"
+            )
 
     def claim(self, config: Config) -> bool:
         """Rank 0, at the start: lock the folder and check or write its config. True if a run is to be resumed."""
@@ -86,17 +94,37 @@ class RunFolder:
         self._lock.flush()
 
     def _check(self, config: Config) -> bool:
-        existing = self.path / CONFIG
-        if not existing.exists():
-            write_atomically(existing, yaml.safe_dump(dump(config), sort_keys=False).encode())
+        recorded = self._recorded()
+        if not recorded:
+            self._record(config)
             return False
-        changed = differences(read_yaml(existing), dump(config))
+        changed = differences(recorded, dump(config))
         if changed:
             shown = "; ".join(changed[:5]) + ("; ..." if len(changed) > 5 else "")
             raise ConfigError(f"the run folder {self.path} belongs to another config ({shown}); choose another run.dir")
-        if self.finished:
-            raise ConfigError(f"the run in {self.path} is finished; choose another run.dir or remove the folder")
+        self.refuse_finished(config.rounds)
+        if recorded["rounds"] < config.rounds:
+            self._extend(config, recorded["rounds"])
         return True
+
+    def _extend(self, config: Config, rounds: int) -> None:
+        """Make room for more rounds: a finished run goes on from its last save, its model so far keeps another name."""
+        model = self.path / MODEL
+        if model.exists():
+            if not (self.checkpoints / "latest").exists():
+                raise ConfigError(
+                    f"the run in {self.path} ended after {rounds} rounds and kept no checkpoint to go on from; "
+                    "choose another run.dir"
+                )
+            os.replace(model, model.with_stem(f"{model.stem}-{rounds}"))
+        self._record(config)
+
+    def _recorded(self) -> dict[str, Any]:
+        """The configuration that the folder belongs to; empty if it holds none."""
+        return read_yaml(self.path / CONFIG) if (self.path / CONFIG).exists() else {}
+
+    def _record(self, config: Config) -> None:
+        write_atomically(self.path / CONFIG, yaml.safe_dump(dump(config), sort_keys=False).encode())
 
     def release(self) -> None:
         if self._lock is not None:

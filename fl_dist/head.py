@@ -58,7 +58,7 @@ class Head:
         if start is not None:
             self._restore(start)
         self.console = Console(world.config.rounds, done)
-        self.mirror: Mirror = open_mirror(world.config, folder.path, self.rows)
+        self.mirror: Mirror = open_mirror(world.config, folder.path)
         self._last_save = done
 
     def _restore(self, start: Manifest) -> None:
@@ -67,7 +67,8 @@ class Head:
         for name, tensor in tensors.items():
             setattr(self.server.vars, name, tensor.to(self.world.device))
         self.server.speeds.restore(start.extra["speeds"])
-        self._pending = start.extra["row"]
+        # Whether the round counts as evaluated is decided anew: the run may have more rounds now.
+        self._pending = start.extra["row"] | {"test_loss": None, "test_accuracy": None}
 
     def order(self, index: int, cohort: list[int], home: dict[int, int], down: Downlink) -> None:
         """Fill the downlink: the model for round `index`, who runs whom, whether to save first or to stop."""
@@ -125,7 +126,6 @@ class Head:
             self.metrics.append(row)
         except OSError as e:
             log.warning("metrics.jsonl could not be written: %s; the row is kept and tried again", e.strerror)
-        self.mirror.row(row)
         self.console.row(row)
 
     def finish(self) -> None:

@@ -11,25 +11,28 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import yaml
 
+from fl_dist import __version__, bf16
 from fl_dist import config as configuration
+from fl_dist.arguments import resolve
 from fl_dist.checkpoint import Manifest, NoCheckpoint, folder_name, newest
 from fl_dist.client import ClientFailure
-from fl_dist.comm import Comm, Lost, connect
+from fl_dist.comm import Comm, Lost, connect, host
 from fl_dist.config import Config, ConfigError
 from fl_dist.folder import RunFolder
+from fl_dist.monitor.console import STARTING
+from fl_dist.place import Place, find
 from fl_dist.server import TooFewSurvivors
 from fl_dist.signals import REQUEUE, StopRequest
 from fl_dist.train import train
 from fl_dist.usage import help_lines
+from fl_dist.words import counted
 from fl_dist.world import World
 
 log = logging.getLogger("fl_dist")
-QUICKSTART = Path(__file__).parent / "quickstart.yaml"
 EXPECTED = (ValueError, OSError, ClientFailure, TooFewSurvivors, NoCheckpoint, Lost, MemoryError)
 """Errors whose message is enough; anything else is a defect and shows its traceback."""
 
@@ -37,19 +40,21 @@ EXPECTED = (ValueError, OSError, ClientFailure, TooFewSurvivors, NoCheckpoint, L
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a configuration. Exit codes: 2 bad configuration, 75 interrupted but resumable, 1 any other failure."""
     arguments = _parse(sys.argv[1:] if argv is None else argv)
-    speaks = os.environ.get("RANK", "0") == "0"
+    place, speaks = None, True
     try:
-        config = _configure(arguments)
-    except ValueError as e:
+        place = find()
+        speaks = place is None or place.rank == 0
+        config, _ = resolve(arguments.what)
+        folder = RunFolder(str(config.run.dir))
+        bf16.make_safe(config)
+        if arguments.check:
+            return _check(config) if speaks else 0
+    except (ValueError, OSError) as e:
         _complain(e, speaks)
         return 2
-    if arguments.check:
-        if speaks:
-            print(yaml.safe_dump(configuration.dump(config), sort_keys=False), end="")
-        return 0
     torch.set_num_threads(config.topology.threads)
     _be_deterministic()
-    return _run(config, arguments.traceback, speaks)
+    return _run(config, folder, place, arguments.traceback)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -59,40 +64,48 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         epilog=_keys() if {"-h", "--help"} & set(argv) else "",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("config", nargs="?", help="a YAML file; without one the embedded quick start runs")
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="values of single keys, in YAML syntax")
-    parser.add_argument("--check", action="store_true", help="validate, print the resolved configuration, and stop")
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="CONFIG.yaml key.sub=value",
+        help="a YAML file (without one: the embedded quick start), and values of single keys, in YAML syntax",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="validate the configuration and its data, print both, and stop"
+    )
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)
 
 
 def _keys() -> str:
     return "keys (type, default, meaning):\n" + "\n".join(f"  {line}" for line in help_lines())
 
 
-def _configure(arguments: argparse.Namespace) -> Config:
-    path, overrides = arguments.config, list(arguments.overrides)
-    if path is not None and "=" in path and not Path(path).exists():
-        path, overrides = None, [path, *overrides]
-    config = configuration.load(path or str(QUICKSTART), overrides)
-    if config.run.dir is None:
-        name = Path(path).stem if path else "quickstart"
-        config = config.model_copy(update={"run": configuration.Run(dir=f"runs/{name}")})
-    return config
+def _check(config: Config) -> int:
+    """Print what would run, as YAML: the data and the model as comments, then every key."""
+    world = World(config, torch.device("cpu"))
+    for line in world.describe():
+        print(f"# {line}")
+    print(yaml.safe_dump(configuration.dump(config), sort_keys=False), end="")
+    return 0
 
 
-def _run(config: Config, traceback: bool, speaks: bool) -> int:
+def _run(config: Config, folder: RunFolder, place: Place | None, traceback: bool) -> int:
+    speaks = place is None or place.rank == 0
     comm: Comm | None = None
     handlers: list[logging.Handler] = []
-    folder = RunFolder(str(config.run.dir))
     with StopRequest(config.checkpoint.grace) as stop:
         try:
-            comm = connect(config.topology, config.comm)
+            if speaks:
+                print(f"{STARTING} {folder.path}", flush=True)
+            comm = connect(place, config.topology, config.comm)
             start = _claim(config, folder, comm)
             handlers = _log_to(folder, comm)
             world = World(config, comm.device)
             _greet(world, comm, start)
-            return 0 if train(world, comm, folder, start, stop) else REQUEUE
+            finished = train(world, comm, folder, start, stop)
+            log.info("finished" if finished else "interrupted")
+            return 0 if finished else REQUEUE
         except Exception as e:
             code = 2 if isinstance(e, ConfigError) else e.code if isinstance(e, Lost) else 1
             if comm is not None and not isinstance(e, Lost):
@@ -123,24 +136,23 @@ def _claim(config: Config, folder: RunFolder, comm: Comm) -> Manifest | None:
 
 
 def _greet(world: World, comm: Comm, start: Manifest | None) -> None:
-    if comm.rank != 0:
-        return
-    config, workers = world.config, len(comm.workers)
+    """What runs where: all of it in the log of each rank, in a line or two on the terminal."""
+    config, workers = world.config, counted(len(comm.workers), "worker")
     ranks = (
-        "one process"
-        if comm.size == 1
-        else f"server + {workers} workers"
-        if comm.overlaps
-        else f"{workers} workers, rank 0 serves too"
+        "one process" if comm.size == 1 else f"server + {workers}" if comm.overlaps else f"{workers}, one serves too"
     )
-    name = config.algorithm.get("name") or world.algorithm.describe()
-    print(
-        f"{name} · {config.data['name']} · {config.model['name']} with {world.model.count:,} parameters · "
-        f"{world.largest} of {config.clients.total} clients a round · {ranks} on {comm.device.type}"
-    )
-    if start is not None:
-        print(f"resuming after round {start.round} of {config.rounds}")
-    sys.stdout.flush()
+    resumed = [f"resuming after round {start.round} of {config.rounds}"] if start is not None else []
+    job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
+    place = f"rank {comm.rank} of {comm.size} on {host()}, process {os.getpid()}, {comm.device}{job}"
+    for line in [f"fl_dist {__version__}, torch {torch.__version__}", place, *world.describe(), *resumed]:
+        log.info("%s", line)
+    if comm.rank == 0:
+        name = config.algorithm.get("name") or world.algorithm.describe()
+        line = (
+            f"{name} · {config.data['name']} · {config.model['name']} with {world.model.count:,} parameters · "
+            f"{world.largest} of {counted(config.clients.total, 'client')} a round · {ranks} on {comm.device.type}"
+        )
+        print(*[line, *resumed], sep="\n", flush=True)
 
 
 class LogFile(logging.FileHandler):

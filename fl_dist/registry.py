@@ -65,7 +65,7 @@ class Registry(Generic[T]):
 def nearest(word: str, valid: typing.Iterable[str]) -> str:
     """A hint for a misspelt word: the nearest valid one, or all of them."""
     valid = sorted(valid)
-    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(valid) or 'none'}"
 
 

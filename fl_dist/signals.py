@@ -17,6 +17,7 @@ class StopRequest:
 
     def __init__(self, grace: float) -> None:
         self.grace, self.requested = grace, False
+        self._timer: threading.Timer | None = None
         self._active = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> "StopRequest":
@@ -25,7 +26,8 @@ class StopRequest:
             os.set_blocking(self._write, False)
             self._old = {s: signal.signal(s, lambda *_: None) for s in HANDLED}
             self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            threading.Thread(target=self._listen, args=(self._read,), daemon=True).start()
+            self._listener = threading.Thread(target=self._listen, args=(self._read,), daemon=True)
+            self._listener.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -34,6 +36,11 @@ class StopRequest:
             for number, handler in self._old.items():
                 signal.signal(number, handler)
             os.close(self._write)
+            # A thread left behind may be the one that frees a tensor when the interpreter ends, which aborts.
+            self._listener.join()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer.join()
 
     def _listen(self, pipe: int) -> None:
         handled = {int(s) for s in HANDLED}
@@ -47,9 +54,9 @@ class StopRequest:
             return
         self.requested = True
         log.warning("%s received: the run ends after this round, or in %g s without it", name, self.grace)
-        timer = threading.Timer(self.grace, self._abandon)
-        timer.daemon = True
-        timer.start()
+        self._timer = threading.Timer(self.grace, self._abandon)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _abandon(self) -> None:
         if self.requested:

@@ -14,6 +14,7 @@ from torch import Tensor
 RANGE = 2.0**12
 """Largest absolute value of an upload's entry that the fixed point holds."""
 BITS = 50
+REMEDY = "lower local.lr or set local.clip"
 CHUNK = {"cpu": 1 << 15, "cuda": 1 << 24}
 
 REPORT = ("status", "loss", "seconds", "forwards", "backwards", "vectors")
@@ -52,9 +53,12 @@ class Uplink:
         low, high = torch.aminmax(vector)
         largest = max(abs(float(low)), abs(float(high))) * abs(factor)
         if not math.isfinite(largest):
-            raise OutOfRange(f"its {name} is not finite (a diverging loss or a learning rate too high)")
+            raise OutOfRange(f"training diverged, its {name} is not finite; {REMEDY}")
         if self.exact and largest > RANGE:
-            raise OutOfRange(f"its {name} has an entry of size {largest:.3g}, beyond {RANGE:g} of the exact reduce")
+            raise OutOfRange(
+                f"its {name} has an entry of size {largest:.3g}, more than the {RANGE:g} that the exact reduce holds; "
+                f"if training diverges, {REMEDY}"
+            )
 
     def add(self, name: str, vector: Tensor, weight: float) -> None:
         """sum += weight * vector; the caller has checked the range."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +18,7 @@ from fl_dist.flat import Flat
 from fl_dist.models import load_init, models
 from fl_dist.randomness import seed_global, torch_seed
 from fl_dist.state import Template
+from fl_dist.words import counted
 
 
 class World:
@@ -62,6 +64,20 @@ class World:
         state = self.algorithm.client_init(self.algorithm.publish(self.algorithm.server_init(self.initial), r), r)
         return {n: (tuple(t.shape), t.dtype) for n, t in vars(state).items()}
 
+    def describe(self) -> list[str]:
+        """What the run is made of, in a few lines."""
+        data, y, rows = self.dataset, self.dataset.y_train.numpy(), self.samples.rows
+        shape = "x".join(map(str, data.shape))
+        sizes, kinds = [len(r) for r in rows], [len(np.unique(y[r.numpy()])) for r in rows]
+        return [
+            f"data {self.config.data['name']}: {len(y):,} training and {len(data.y_test):,} test rows of {shape}, "
+            f"{data.classes} classes",
+            f"{counted(len(rows), 'client')} by {self.config.partition['name']}: {_span(sizes)} rows and "
+            f"{_span(kinds)} classes each",
+            f"model {self.config.model['name']}: {self.model.count:,} parameters",
+            f"algorithm {self.config.algorithm.get('name', 'of parts')}: {self.algorithm.describe()}",
+        ]
+
     def cohort(self, index: int) -> list[int]:
         return plan.cohort(self.config.clients, self.schedule, self.config.seed, index)
 
@@ -98,6 +114,11 @@ class World:
 
 
 UPDATE, BUFFERS = "update", "buffers"
+
+
+def _span(values: list[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high} (mean {np.mean(values):.1f})"
 
 
 def _settings(section: dict[str, Any]) -> dict[str, Any]:

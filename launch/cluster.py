@@ -1,6 +1,6 @@
 """Resources and cluster profiles, and the submitit executor that they make."""
 
-import warnings
+import shutil
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,9 +8,11 @@ from typing import Annotated, Any
 import submitit
 from pydantic import Field, ValidationError
 
-from fl_dist.config import ConfigError, read_yaml
+from fl_dist.config import Config, ConfigError, read_yaml
+from fl_dist.paths import expand
 from fl_dist.registry import Strict, nearest
 
+Options = dict[str, Any]
 PROFILES = Path(__file__).parent / "profiles.yaml"
 RESTARTS = 1000
 """Requeues after a time limit: a run saves before each, so any number makes progress."""
@@ -53,6 +55,10 @@ def checked(schema: type[Any], given: Any, where: str) -> Any:
     except ValidationError as e:
         error = e.errors()[0]
         key = ".".join(map(str, error["loc"]))
+        if error["type"] == "extra_forbidden" and key in Config.model_fields:
+            raise ConfigError(
+                f"{key} in {where} is a key of a configuration: run one with python -m fl_dist.main"
+            ) from None
         if error["type"] == "extra_forbidden":
             raise ConfigError(f"unknown key {key} in {where}; {nearest(key, list(schema.model_fields))}") from None
         raise ConfigError(f"{where}: {key}: {error['msg'].lower()}, got {error['input']!r}") from None
@@ -61,7 +67,7 @@ def checked(schema: type[Any], given: Any, where: str) -> Any:
 def read_profile(name: str | None, file: str | Path) -> Profile:
     if name is None:
         return Profile()
-    profiles = read_yaml(file)
+    profiles = read_yaml(expand(file))
     if not isinstance(profiles, dict) or name not in profiles:
         names = list(profiles) if isinstance(profiles, dict) else []
         raise ConfigError(f"no profile {name!r} in {file}; {nearest(name, names)}")
@@ -75,46 +81,53 @@ def add_options(parser: ArgumentParser) -> None:
     )
 
 
-def executor(folder: Path, name: str, resources: Resources, profile: Profile, parallel: int = 256) -> Any:
+def options(name: str, resources: Resources, profile: Profile, parallel: int = 256) -> Options:
+    """What submitit is to ask of Slurm, in Slurm's words."""
+    given = {
+        "gpus_per_node": resources.gpus_per_node,
+        "mem": None if profile.memory_gb is None else f"{round(1024 * profile.memory_gb)}M",
+        "setup": profile.setup,
+        **{key: getattr(profile, key) for key in ("partition", "account", "constraint", "qos")},
+    }
+    return {
+        "job_name": name,
+        "nodes": resources.nodes,
+        "ntasks_per_node": resources.tasks,
+        "cpus_per_task": profile.cpus_per_task,
+        "time": max(1, round(60 * (resources.hours or profile.hours))),
+        "stderr_to_stdout": True,
+        "signal_delay_s": profile.signal_seconds,
+        "srun_args": ["--kill-on-bad-exit=1"],
+        "array_parallelism": parallel,
+        "additional_parameters": {"requeue": True} | profile.sbatch,
+        **{key: value for key, value in given.items() if value},
+    }
+
+
+def executor(folder: Path, options: Options) -> submitit.SlurmExecutor:
     """A Slurm executor; nothing is submitted yet."""
-    made = submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_max_num_timeout=RESTARTS)
-    made.update_parameters(
-        name=name,
-        nodes=resources.nodes,
-        tasks_per_node=resources.tasks,
-        cpus_per_task=profile.cpus_per_task,
-        timeout_min=max(1, round(60 * (resources.hours or profile.hours))),
-        stderr_to_stdout=True,
-        slurm_signal_delay_s=profile.signal_seconds,
-        slurm_srun_args=["--kill-on-bad-exit=1"],
-        slurm_array_parallelism=parallel,
-        slurm_setup=profile.setup or None,
-        **_given(resources, profile),
-    )
+    made = submitit.SlurmExecutor(folder=folder, max_num_timeout=RESTARTS)
+    made.update_parameters(**options)
     return made
 
 
-def _given(resources: Resources, profile: Profile) -> dict[str, Any]:
-    """Options that sbatch gets only if they are set."""
-    options = {
-        "gpus_per_node": resources.gpus_per_node,
-        "mem_gb": profile.memory_gb,
-        "slurm_additional_parameters": {"requeue": True} | profile.sbatch,
-        **{f"slurm_{key}": getattr(profile, key) for key in ("partition", "account", "constraint", "qos")},
-    }
-    return {key: value for key, value in options.items() if value}
+class Draft(submitit.SlurmExecutor):
+    """Only writes batch scripts, and so needs no Slurm."""
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 1
 
 
-def batch_script(made: Any) -> str:
+def batch_script(folder: Path, options: Options) -> str:
     """The script that would be submitted."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        inner = made._executor
-        return str(inner._make_submission_file_text(inner._submitit_command_str, "dry-run"))
+    draft = Draft(folder=folder)
+    draft.update_parameters(**options)
+    return str(draft._make_submission_file_text(draft._submitit_command_str, "dry-run"))
 
 
 def have_slurm() -> bool:
-    return bool(submitit.SlurmExecutor.affinity() > 0)
+    return shutil.which("sbatch") is not None
 
 
 def described(arguments: Namespace) -> Resources:

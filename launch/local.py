@@ -16,10 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from fl_dist import config as configuration
-from fl_dist.config import Config
+from fl_dist.arguments import resolve
 from fl_dist.folder import RunFolder
-from fl_dist.main import QUICKSTART
 from fl_dist.signals import HANDLED, REQUEUE
 from launch.rank import BAD_CONFIG, OUTCOMES, STOP, end_with_parent
 
@@ -28,14 +26,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     try:
         config, command = resolve(arguments.what)
-        refuse_finished(config)
+        folder = RunFolder(str(config.run.dir))
+        folder.refuse_finished(config.rounds)
     except ValueError as e:
         print(f"error: {e}", file=sys.stderr)
         return BAD_CONFIG
     _set_environment(config.topology.threads)
-    with tempfile.TemporaryDirectory(prefix="fl_dist-") as folder:
-        code = _supervise(torchrun_arguments(arguments, command), Path(folder))
-    return settle(code, RunFolder(str(config.run.dir)))
+    with tempfile.TemporaryDirectory(prefix="fl_dist-") as outcomes:
+        code = _supervise(torchrun_arguments(arguments, command), Path(outcomes))
+    return settle(code, folder.finished(config.rounds))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,26 +57,10 @@ def _positive(text: str) -> int:
     return number
 
 
-def resolve(what: Sequence[str]) -> tuple[Config, list[str]]:
-    """The validated configuration, and the arguments for the ranks, with the run folder spelt out."""
-    path = what[0] if what and ("=" not in what[0] or Path(what[0]).exists()) else None
-    overrides = list(what[1:] if path else what)
-    config = configuration.load(path or str(QUICKSTART), overrides)
-    if config.run.dir is None:
-        overrides.append(f"run.dir=runs/{Path(path).stem if path else 'quickstart'}")
-        config = configuration.load(path or str(QUICKSTART), overrides)
-    return config, [path or str(QUICKSTART), *overrides]
-
-
-def refuse_finished(config: Config) -> None:
-    if RunFolder(str(config.run.dir)).finished:
-        raise ValueError(f"the run in {config.run.dir} is finished; choose another run.dir or remove the folder")
-
-
-def settle(code: int, folder: RunFolder) -> int:
+def settle(code: int, finished: bool) -> int:
     """What the run folder shows weighs more than what single ranks saw of a stop."""
     if code in (0, REQUEUE):
-        return 0 if folder.finished else REQUEUE
+        return 0 if finished else REQUEUE
     return code
 
 
@@ -152,7 +135,9 @@ def _agent(torchrun: list[str]) -> None:
         sys.exit(1)
     except ChildFailedError as e:
         rank, failure = e.get_first_failure()
-        if failure.exitcode < 0:
+        # A rank that left its code had its say, however the interpreter ended after that.
+        spoke = (Path(os.environ[OUTCOMES]) / f"{failure.local_rank}.code").exists()
+        if failure.exitcode < 0 and not spoke:
             name = signal.Signals(-failure.exitcode).name
             print(f"error: rank {rank} was ended by {name}; start the same command to resume", file=sys.stderr)
         sys.exit(1)

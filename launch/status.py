@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_dist.folder import METRICS, MODEL
-from fl_dist.monitor.console import duration
+from fl_dist.folder import METRICS, RunFolder
+from fl_dist.monitor.console import STARTING
+from fl_dist.words import duration
 
 RECENT = 10
 """Rounds from whose duration the time left is estimated."""
+TAIL = 1000
+"""Lines at the end of a log among which its last attempt is looked for."""
 ERRORS = ("error: ", "launch.task.RunFailed: ", "slurmstepd", "srun: error: ")
 """Beginnings of lines that say why a run failed, the best first."""
 
@@ -39,7 +42,7 @@ def queue() -> dict[str, str]:
 
 def status(name: str, run: Path, rounds: int, queued: str | None, log: Path | None) -> Status:
     rows = _last_rows(run / METRICS)
-    known = Status(name, _state(run, queued, log, bool(rows)))
+    known = Status(name, "finished" if RunFolder(run).finished(rounds) else _state(run, queued, log, bool(rows)))
     if rows:
         done, accuracy = rows[-1]["round"], _last_accuracy(rows)
         known.round, known.accuracy = f"{done}/{rounds}", "" if accuracy is None else f"{100 * accuracy:.2f} %"
@@ -51,8 +54,6 @@ def status(name: str, run: Path, rounds: int, queued: str | None, log: Path | No
 
 
 def _state(run: Path, queued: str | None, log: Path | None, begun: bool) -> str:
-    if (run / MODEL).exists():
-        return "finished"
     if queued is not None:
         return "pending" if queued in ("PENDING", "REQUEUED", "REQUEUE_HOLD") else "running"
     if locked(run):
@@ -75,16 +76,15 @@ def locked(run: Path) -> bool:
 
 
 def reason(log: Path | None) -> str | None:
-    """The line of the log that says why the last attempt failed."""
+    """Why the last attempt failed: its first error, for those that follow are consequences."""
     if log is None or not log.exists():
         return None
     with open(log, errors="replace") as file:
-        lines = [line.strip() for line in deque(file, 200)]
-    for start in ERRORS:
-        for line in reversed(lines):
-            if line.startswith(start):
-                return line.removeprefix("error: ").removeprefix("launch.task.RunFailed: ")
-    return None
+        lines = [line.strip() for line in deque(file, TAIL)]
+    attempts = [k for k, line in enumerate(lines) if line.startswith(f"{STARTING} ")]
+    last = lines[attempts[-1] :] if attempts else lines
+    found = [line for start in ERRORS for line in last if line.startswith(start)]
+    return found[0].removeprefix("error: ").removeprefix("launch.task.RunFailed: ") if found else None
 
 
 def _last_rows(metrics: Path) -> list[dict[str, Any]]:

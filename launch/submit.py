@@ -10,8 +10,9 @@ from pathlib import Path
 
 import submitit
 
+from fl_dist.arguments import resolve
+from fl_dist.folder import RunFolder
 from launch import cluster
-from launch.local import refuse_finished, resolve
 from launch.rank import BAD_CONFIG
 from launch.status import reason
 from launch.task import Task
@@ -42,18 +43,19 @@ def parser() -> argparse.ArgumentParser:
 def _submit(arguments: argparse.Namespace) -> int:
     resources, profile = cluster.described(arguments), cluster.read_profile(arguments.profile, arguments.profiles)
     config, command = resolve(arguments.what)
-    refuse_finished(config)
-    run = Path(str(config.run.dir))
-    name = arguments.name or run.name
-    task = Task(command, str(run))
+    folder = RunFolder(str(config.run.dir))
+    folder.refuse_finished(config.rounds)
+    run = folder.path
+    options = cluster.options(arguments.name or run.name, resources, profile)
+    task = Task(command, str(run), config.rounds)
     if arguments.dry_run:
-        print(cluster.batch_script(cluster.executor(run / "jobs", name, resources, profile)))
+        print(cluster.batch_script(run / "jobs", options))
         return 0
     if arguments.local:
         return _run_here(task, resources, run)
     if not cluster.have_slurm():
         raise ValueError("no sbatch on the PATH: submit from a login node, or run here with --local or launch.local")
-    return _submitted(cluster.executor(run / "jobs", name, resources, profile).submit(task), run)
+    return _submitted(cluster.executor(run / "jobs", options).submit(task), run)
 
 
 def _submitted(job: submitit.Job, run: Path) -> int:

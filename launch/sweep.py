@@ -18,11 +18,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from fl_dist.arguments import resolve
 from fl_dist.config import ConfigError, read_yaml
 from fl_dist.folder import RunFolder, write_atomically
+from fl_dist.paths import expand
 from fl_dist.registry import Strict
 from launch import cluster
-from launch.local import resolve
 from launch.pool import run_here
 from launch.rank import BAD_CONFIG
 from launch.status import Status, locked, queue, status, table
@@ -82,8 +83,8 @@ def read(path: str) -> tuple[Sweep, list[Cell]]:
     """The sweep and its runs, every one of them validated."""
     sweep: Sweep = cluster.checked(Sweep, read_yaml(path) or {}, path)
     name = sweep.name or Path(path).stem
-    folder = Path(sweep.dir or f"runs/{name}")
-    base = [] if sweep.base is None else [os.path.relpath(Path(path).parent / sweep.base)]
+    folder = expand(sweep.dir or f"runs/{name}")
+    base = [] if sweep.base is None else [os.path.relpath(Path(path).parent / expand(sweep.base))]
     common = {"monitor.wandb.group": name} | sweep.set
     cells = [_cell(label, folder, base, common | change) for label, change in _changes(sweep, path)]
     double = {cell.name for cell in cells if sum(other.name == cell.name for other in cells) > 1}
@@ -139,7 +140,7 @@ def _act(arguments: argparse.Namespace, sweep: Sweep, cells: list[Cell], profile
         return 0
     if arguments.dry_run:
         print("\n".join(f"{cell.name}: python -m fl_dist.main {shlex.join(cell.command)}" for cell in cells))
-        print(cluster.batch_script(_executor(sweep, folder, profile)))
+        print(cluster.batch_script(folder / "jobs", _options(sweep, folder, profile)))
         return 0
     todo = _unfinished(cells)
     if not todo:
@@ -150,17 +151,17 @@ def _act(arguments: argparse.Namespace, sweep: Sweep, cells: list[Cell], profile
         return code
     if not cluster.have_slurm():
         raise ValueError("no sbatch on the PATH: submit from a login node, or run here with --local")
-    return _submit(arguments.sweep, todo, _executor(sweep, folder, profile), folder)
+    return _submit(arguments.sweep, todo, cluster.executor(folder / "jobs", _options(sweep, folder, profile)), folder)
 
 
-def _executor(sweep: Sweep, folder: Path, profile: cluster.Profile) -> Any:
-    return cluster.executor(folder / "jobs", folder.name, sweep.resources, profile, sweep.resources.parallel)
+def _options(sweep: Sweep, folder: Path, profile: cluster.Profile) -> cluster.Options:
+    return cluster.options(folder.name, sweep.resources, profile, sweep.resources.parallel)
 
 
 def _unfinished(cells: list[Cell]) -> list[Cell]:
     """The runs that are neither finished nor under way."""
     jobs, queued = _jobs(cells[0].run.parent), queue()
-    finished = [cell for cell in cells if RunFolder(cell.run).finished]
+    finished = [cell for cell in cells if RunFolder(cell.run).finished(cell.rounds)]
     active = [c for c in cells if c not in finished and (jobs.get(c.name) in queued or locked(c.run))]
     todo = [cell for cell in cells if cell not in finished and cell not in active]
     print(f"{len(cells)} runs: {len(finished)} finished, {len(active)} under way, {len(todo)} to start")
@@ -169,7 +170,7 @@ def _unfinished(cells: list[Cell]) -> list[Cell]:
 
 def _submit(path: str, todo: list[Cell], executor: Any, folder: Path) -> int:
     with executor.batch():
-        jobs = [executor.submit(Task(cell.command, str(cell.run))) for cell in todo]
+        jobs = [executor.submit(Task(cell.command, str(cell.run), cell.rounds)) for cell in todo]
     started = {cell.name: job.job_id for cell, job in zip(todo, jobs, strict=True)}
     write_atomically(folder / "jobs.json", json.dumps(_jobs(folder) | started, indent=1).encode())
     print(f"job      {jobs[0].job_id.split('_')[0]} (an array of {len(jobs)})")

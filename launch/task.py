@@ -7,11 +7,12 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from submitit import JobEnvironment
 from submitit.helpers import DelayedSubmission
 
+from fl_dist.folder import RunFolder
+from fl_dist.place import port_of
 from fl_dist.signals import REQUEUE
 
 COURTESY = 8.0
@@ -24,10 +25,11 @@ class RunFailed(Exception):
 
 @dataclass
 class Task:
-    """`fl_dist.main` with these arguments; run_dir is where it writes."""
+    """`fl_dist.main` with these arguments; run_dir is where it writes the model of so many rounds."""
 
     arguments: list[str]
     run_dir: str
+    rounds: int
 
     def __call__(self) -> None:
         # submitit wants to hear of SIGUSR2 and the run wants to save first: while main runs, signals are its own.
@@ -37,7 +39,7 @@ class Task:
         if self._finished:
             return
         os.environ.update(rank_variables(environment))
-        with LastError() as error:
+        with FirstError() as error:
             code = main(self.arguments)
         # Only rank 0 knows that the model is written; a signal that missed it reached another rank.
         if code == REQUEUE or (code == 0 and environment.global_rank == 0 and not self._finished):
@@ -47,7 +49,7 @@ class Task:
 
     @property
     def _finished(self) -> bool:
-        return (Path(self.run_dir) / "model.safetensors").exists()
+        return RunFolder(self.run_dir).finished(self.rounds)
 
     def checkpoint(self) -> DelayedSubmission:
         """The same again: main resumes by itself."""
@@ -64,7 +66,7 @@ def rank_variables(environment: JobEnvironment) -> dict[str, str]:
         "LOCAL_RANK": str(environment.local_rank),
         "LOCAL_WORLD_SIZE": str(tasks // nodes),
         "MASTER_ADDR": "127.0.0.1" if local else environment.hostnames[0],
-        "MASTER_PORT": str(20000 + int(environment.raw_job_id) % 10000),  # jobs that share a node do not collide
+        "MASTER_PORT": str(port_of(int(environment.raw_job_id))),
     }
 
 
@@ -91,12 +93,12 @@ def fail(rank: int, reason: str) -> None:
     raise RunFailed(reason)
 
 
-class LastError(logging.Handler):
-    """Context: remembers the last error that fl_dist logged."""
+class FirstError(logging.Handler):
+    """Context: remembers the first error that fl_dist logged."""
 
     message: str | None = None
 
-    def __enter__(self) -> "LastError":
+    def __enter__(self) -> "FirstError":
         self.setLevel(logging.ERROR)
         logging.getLogger("fl_dist").addHandler(self)
         return self
@@ -105,4 +107,4 @@ class LastError(logging.Handler):
         logging.getLogger("fl_dist").removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.message = record.getMessage().splitlines()[0]
+        self.message = self.message or record.getMessage().splitlines()[0]

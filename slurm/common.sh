@@ -1,25 +1,41 @@
-# What the scripts here share: start the ranks on every node, pass signals on, requeue an interrupted run.
-# sbatch runs a copy of a script in a spool folder: everything is found from the folder it was submitted from.
+# What the scripts here share: find Python, start the ranks on every node, pass signals on, requeue an interrupted run.
+# Everything that is not the program's (configurations, data, runs) is found from the folder of the sbatch command.
 
-PYTHON=${PYTHON:-$SLURM_SUBMIT_DIR/.venv/bin/python}   # the environment, on a file system that all nodes see
-RANKS=${RANKS:-${SLURM_GPUS_ON_NODE:-3}}               # processes a node: one a GPU, or 3 without GPUs
-RESTARTS=${RESTARTS:-3}                                # times that lost ranks are started again within the job
+RESTARTS=${RESTARTS:-3}                       # times that lost ranks are started again within the job
+RANKS=${RANKS:-${SLURM_GPUS_ON_NODE:-3}}      # processes a node: one a GPU, or 3 without GPUs
+eval "${SETUP:-}"                             # lines such as: module load cuda/12.4; conda activate fl_dist
+export PYTHONPATH=$FL_DIST_HOME${PYTHONPATH:+:$PYTHONPATH}
+
+# PYTHON may be several words (a container's); by default the repository's environment, or else the active one.
+python=($PYTHON)
+for candidate in "$FL_DIST_HOME/.venv/bin/python" "$SLURM_SUBMIT_DIR/.venv/bin/python" "$(command -v python3)"; do
+    if [ ${#python[@]} = 0 ] && [ -x "$candidate" ]; then python=("$candidate"); fi
+done
+if ! "${python[@]}" -c 'import importlib.util as i, sys; sys.exit(not all(map(i.find_spec, ("torch", "submitit"))))'; then
+    echo "error: '${python[*]:-python3}' is no Python with fl_dist's packages: run make install in $FL_DIST_HOME," \
+        "or set PYTHON to the command of your environment's Python, or SETUP to the lines that activate it" >&2
+    exit 2
+fi
 
 # train RUN CONFIG [key.sub=value ...]: run to the end, or to the next interruption; does not return.
 train() {
     local run=$1 code=0 step
     shift
     for override; do case $override in run.dir=*) run=${override#run.dir=} ;; esac; done
+    run=$("${python[@]}" -c 'import sys; from fl_dist.paths import expand; print(expand(sys.argv[1]))' "$run") || exit 2
     # The console of rank 0 is the job's log; every rank writes logs/rank*.log in the run folder.
     echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, $RANKS ranks a node: $run"
+    # One launcher a node, with all of its GPUs, however the job divides them among tasks.
+    unset SLURM_GPUS_PER_TASK SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK
     # Interrupted, by word (75) or by the signal itself (138), is no failure here: --kill-on-bad-exit would end
     # a node that is still saving.
-    srun --kill-on-bad-exit=1 --ntasks-per-node=1 bash -c '
+    srun --kill-on-bad-exit=1 --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+        ${SLURM_GPUS_ON_NODE:+--gpus-per-node="$SLURM_GPUS_ON_NODE"} bash -c '
         trap : USR1
         "$@" --node-rank "$SLURM_NODEID"
         code=$?
         case $code in 75 | 138) exit 0 ;; *) exit $code ;; esac
-    ' node "$PYTHON" -m launch.local "$@" "run.dir=$run" --ranks "$RANKS" --max-restarts "$RESTARTS" \
+    ' node "${python[@]}" -m launch.local "$@" "run.dir=$run" --ranks "$RANKS" --max-restarts "$RESTARTS" \
         --nodes "$SLURM_JOB_NUM_NODES" --rendezvous "$(first_node):$((20000 + SLURM_JOB_ID % 10000))" &
     step=$!
     trap 'kill -USR1 $step' USR1

@@ -3,7 +3,6 @@
 #SBATCH --job-name=fl_dist-seeds
 #SBATCH --array=0-4
 #SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=4
 #SBATCH --cpus-per-task=16
 #SBATCH --time=24:00:00
@@ -15,5 +14,8 @@
 CONFIG=${1:?usage: sbatch slurm/seeds.sh CONFIG [key.sub=value ...]}
 NAME=$(basename "$CONFIG" .yaml)
 
-source "$SLURM_SUBMIT_DIR/slurm/common.sh"
+# sbatch runs a copy: the repository is FL_DIST_HOME, or lies around the original, or is where you submitted from.
+ORIGINAL=$(scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | sed -n 's/.* Command=\([^ ]*\/slurm\)\/.*/\1/p')
+export FL_DIST_HOME=${FL_DIST_HOME:-$(dirname "${ORIGINAL:-$SLURM_SUBMIT_DIR/slurm}")}
+source "$FL_DIST_HOME/slurm/common.sh" || { echo "error: set FL_DIST_HOME to the folder of fl_dist" >&2; exit 2; }
 train "runs/$NAME-$SLURM_ARRAY_JOB_ID/seed$SLURM_ARRAY_TASK_ID" "$@" "seed=$SLURM_ARRAY_TASK_ID"

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.jobs import QUIET, end, model_hash, results, run, started_ranks
+from tests.jobs import QUIET, Rank, model_hash, results, run_ranks, started_ranks
 
 ALGORITHMS = ("fedgmt", "scaffold", "fedsmoo", "fedgmt_v2", "fedgf", "fednsam_d", "fedlesam", "fedadam")
 LAYOUTS = ((1, "dedicated"), (2, "dedicated"), (3, "dedicated"), (4, "dedicated"), (2, "shared"), (3, "shared"))
@@ -74,7 +74,7 @@ def attempt(algorithm: str, folder: Path, rng: random.Random, kill: bool, score:
             assert not any(p.returncode for p in processes), "an undisturbed attempt failed"
 
 
-def _strike(processes: list[subprocess.Popen[str]], folder: Path, rng: random.Random, score: Score) -> None:
+def _strike(processes: list[Rank], folder: Path, rng: random.Random, score: Score) -> None:
     at_start = rng.random() < 0.1
     before = rows(folder)
     while not at_start and rows(folder) <= before and all(p.poll() is None for p in processes):
@@ -95,7 +95,7 @@ def _strike(processes: list[subprocess.Popen[str]], folder: Path, rng: random.Ra
             if not at_start:
                 score.differences += 1
                 print(f"a survivor did not end within {PATIENCE} s")
-            end(process)
+            os.kill(process.pid, signal.SIGKILL)
     if not at_start:
         score.slowest_end = max(score.slowest_end, time.monotonic() - struck)
     if not (folder / "model.safetensors").exists():
@@ -107,8 +107,8 @@ def chaos(kills: int, seed: int, root: Path, talk: bool = False) -> Score:
     while score.kills < kills:
         algorithm = ALGORITHMS[score.runs % len(ALGORITHMS)]
         calm, wild = root / f"{score.runs}-calm", root / f"{score.runs}-wild"
-        code, output = run([sys.executable, "-m", "fl_dist.main", *settings(algorithm, calm)], timeout=240)
-        assert code == 0, output
+        codes, outputs = run_ranks(1, [*settings(algorithm, calm), "topology.server=shared"], timeout=240)
+        assert codes == [0], outputs
         while not (wild / "model.safetensors").exists():
             attempt(algorithm, wild, rng, score.kills < kills, score)
             score.restarts += 1

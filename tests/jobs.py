@@ -3,11 +3,13 @@
 import contextlib
 import hashlib
 import json
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,18 +62,83 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
+class Rank:
+    """A process of its own, forked from one that has imported torch: it starts in no time, and is as real as any."""
+
+    def __init__(self, runs: Sequence[Sequence[str]], env: dict[str, str]) -> None:
+        handle, self._output = tempfile.mkstemp(prefix="rank-")
+        os.close(handle)
+        self._process = _ZYGOTE.Process(target=_be_rank, args=([list(run) for run in runs], env, self._output))
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self._process.join(timeout)
+        if self._process.is_alive():
+            raise subprocess.TimeoutExpired("a rank", timeout or 0)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        self.wait(timeout)
+        return Path(self._output).read_text(), None
+
+    def end(self) -> None:
+        # A rank that was ended before it had its own session is the only process of its name.
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError):
+                kill(self.pid, signal.SIGKILL)
+        self._process.join()
+        os.unlink(self._output)
+
+
+def _be_rank(runs: list[list[str]], env: dict[str, str], output: str) -> None:
+    from fl_dist import faults
+    from fl_dist.main import main
+
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(env)
+    handle = os.open(output, os.O_WRONLY | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    if "FL_DIST_FAULT" in env:
+        faults.point = faults.armed(env["FL_DIST_FAULT"])
+    sys.exit(max(main(arguments) for arguments in runs))
+
+
+_ZYGOTE = multiprocessing.get_context("forkserver")
+_ZYGOTE.set_forkserver_preload(["fl_dist.main"])
+
+
 @contextlib.contextmanager
-def started_ranks(ranks: int, arguments: Sequence[str], **env: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """The ranks of a job as processes of our own, with no agent that would end or restart them."""
+def started_ranks(ranks: int, *runs: Sequence[str], **env: str) -> Iterator[list[Rank]]:
+    """The ranks of a job, with no agent that would end or restart them; each makes these runs in turn."""
     port = str(free_port())
     with contextlib.ExitStack() as stack:
         processes = []
         for rank in range(ranks):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
             place |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            command = [sys.executable, "-m", "fl_dist.main", *arguments]
-            processes.append(stack.enter_context(started(command, env=environment(**place, **env))))
+            processes.append(Rank(runs, environment(**place, **env)))
+            stack.callback(processes[-1].end)
         yield processes
+
+
+def run_ranks(ranks: int, *runs: Sequence[str], timeout: float = 120, **env: str) -> tuple[list[int | None], list[str]]:
+    """Exit codes and outputs of the ranks of a job."""
+    with started_ranks(ranks, *runs, **env) as processes:
+        outputs = [process.communicate(timeout)[0] for process in processes]
+        return [process.returncode for process in processes], outputs
 
 
 def model_hash(folder: Path) -> str:

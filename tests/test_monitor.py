@@ -21,6 +21,7 @@ PARTS = {"broadcast", "local", "reduce", "server", "evaluate", "checkpoint", "to
 def test_the_console_has_a_line_a_round_and_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, f"run.dir={tmp_path}", "monitor.wandb.mode=disabled"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert lines.pop(0) == f"starting {tmp_path}"
     assert lines[0].startswith("fedgmt · digits · mlp with 650 parameters · 2 of 4 clients a round · one process")
     pattern = r"round 2/3   accuracy [ \d.]+ %   test loss [\d.]+   train loss [\d.]+ +[\d.]+ s \([ \d]+% outside .*\)"
     assert re.match(pattern, lines[2])

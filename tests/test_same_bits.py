@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fl_dist.main import main
-from tests.jobs import QUIET, model_hash, results, run, torchrun
+from tests.jobs import QUIET, model_hash, results, run, run_ranks, torchrun
 
 ALGORITHMS = ("fedavg", "fedsam", "fedgmt")
 HARD = (
@@ -38,13 +38,22 @@ def test_any_number_of_workers_gives_the_bits_of_one_process(
     alone: Path, tmp_path: Path, server: str, workers: int
 ) -> None:
     runs = [arguments(tmp_path, a, f"topology.server={server}") for a in ALGORITHMS]
-    (tmp_path / "runs.json").write_text(json.dumps(runs))
-    ranks = workers + (server == "dedicated")
-    code, output = run([*torchrun(ranks), "-m", "tests.several", str(tmp_path / "runs.json")])
+    codes, outputs = run_ranks(workers + (server == "dedicated"), *runs)
+    assert not any(codes), outputs
+    assert_same(tmp_path, alone)
+
+
+def test_torchrun_gives_the_bits_of_one_process(alone: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs.json").write_text(json.dumps([arguments(tmp_path, a) for a in ALGORITHMS]))
+    code, output = run([*torchrun(3), "-m", "tests.several", str(tmp_path / "runs.json")])
     assert code == 0, output
+    assert_same(tmp_path, alone)
+
+
+def assert_same(folder: Path, alone: Path) -> None:
     for algorithm in ALGORITHMS:
-        assert model_hash(tmp_path / algorithm) == model_hash(alone / algorithm)
-        assert results(tmp_path / algorithm) == results(alone / algorithm)
+        assert model_hash(folder / algorithm) == model_hash(alone / algorithm)
+        assert results(folder / algorithm) == results(alone / algorithm)
 
 
 def test_another_seed_gives_other_bits(alone: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fl_dist.data.dataset import Dataset, datasets
 from fl_dist.data.npz import read
+from fl_dist.paths import expand
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MEAN, STD = (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)
@@ -32,7 +33,7 @@ def cinic10(
     ],
 ) -> Dataset:
     """CINIC-10 from its published folders, or from one file cinic10.npz of the same arrays (quicker)."""
-    folder = Path(root).expanduser()
+    folder = expand(root)
     if (folder / PACKED).is_file():
         return _packed(folder / PACKED)
     for part in ("train", "test"):

@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 
 from fl_dist.data.dataset import Dataset, datasets
+from fl_dist.paths import expand
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 LABEL_LIMIT = 2**20  # a label beyond it is an id or a hash, and would size the model's last layer
@@ -24,7 +25,7 @@ def npz(
     path: Annotated[str, Field(min_length=1, description="the .npz file with x_train, y_train, x_test, y_test")],
 ) -> Dataset:
     """Arrays of the user's, and optionally the client of each training row."""
-    return read(Path(path).expanduser())
+    return read(expand(path))
 
 
 def read(path: Path) -> Dataset:

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from fl_dist.models import cnn, mlp, vit  # noqa: F401  (importing a family registers it)
 from fl_dist.models.base import models
+from fl_dist.paths import expand
 
 __all__ = ["load_init", "models"]
 
 
 def load_init(module: nn.Module, path: str | Path) -> None:
     """Copy parameters by name from a .safetensors file into the module; buffers too, if the file has them."""
-    tensors = _read(Path(path).expanduser())
+    tensors = _read(expand(path))
     parameters = dict(module.named_parameters())
     known = parameters | dict(module.named_buffers())
     _check_names(path, missing=parameters.keys() - tensors, unexpected=tensors.keys() - known)

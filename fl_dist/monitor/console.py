@@ -6,21 +6,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from fl_dist.words import counted, duration, size
 
-def size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+STARTING = "starting"
+"""First word of an attempt's output, by which launchers tell it from the attempts before."""
 
 
 class Console:
@@ -74,15 +63,20 @@ def summarise(rows: list[dict[str, Any]], last: int) -> dict[str, Any]:
 
 
 def summary_lines(summary: dict[str, Any], folder: str, dropped: int) -> list[str]:
-    n = summary["final_accuracy_rounds"]
-    final = f"{100 * summary['final_accuracy_mean']:.2f} ± {100 * summary['final_accuracy_std']:.2f} %"
     lines = [
         "",
-        f"final accuracy  {final}   (mean ± deviation of the last {n} evaluated rounds)",
+        f"final accuracy  {_final(summary)}",
         f"last / best     {100 * summary['last_accuracy']:.2f} % / {100 * summary['best_accuracy']:.2f} %"
         f" in round {summary['best_round']}",
         f"sent            {size(summary['bytes'])} to and from clients",
         f"time            {duration(summary['seconds'])}",
         f"files           {folder}/  (config.yaml, metrics.jsonl, model.safetensors, logs/, checkpoint/)",
     ]
-    return lines if not dropped else [*lines, f"dropped         {dropped} clients failed and were left out"]
+    return lines if not dropped else [*lines, f"dropped         {counted(dropped, 'client')} failed and were left out"]
+
+
+def _final(summary: dict[str, Any]) -> str:
+    mean, n = f"{100 * summary['final_accuracy_mean']:.2f}", summary["final_accuracy_rounds"]
+    if n == 1:
+        return f"{mean} %   (the last evaluated round)"
+    return f"{mean} ± {100 * summary['final_accuracy_std']:.2f} %   (mean ± deviation of the last {n} evaluated rounds)"

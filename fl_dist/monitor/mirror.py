@@ -1,38 +1,36 @@
-"""The W&B mirror: fed from a queue by a thread of its own, so that it can neither stop nor slow training."""
+"""The W&B mirror, seen from rank 0: a process that follows metrics.jsonl and can neither stop nor slow training."""
 
+import contextlib
+import json
 import logging
 import netrc
 import os
-import queue
-import secrets
-import threading
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlparse
 
 from fl_dist.config import Config, Wandb, dump
+from fl_dist.monitor.follower import FINISH_SECONDS
 
 log = logging.getLogger("fl_dist")
-FINISH_SECONDS = {"online": 60.0, "offline": 15.0}
+LOG = "wandb.log"
 
 
 class Mirror(Protocol):
-    def row(self, row: dict[str, Any]) -> None: ...
-    def close(self, summary: dict[str, Any]) -> None: ...
+    def close(self, summary: dict[str, Any], code: int = 0) -> None: ...
 
 
 class NoMirror:
-    def row(self, row: dict[str, Any]) -> None:
-        pass
-
-    def close(self, summary: dict[str, Any]) -> None:
+    def close(self, summary: dict[str, Any], code: int = 0) -> None:
         pass
 
 
-def open_mirror(config: Config, folder: Path, earlier: list[dict[str, Any]]) -> Mirror:
-    """The mirror that the configuration asks for; rows of before an interruption are brought up to date."""
+def open_mirror(config: Config, folder: Path) -> Mirror:
+    """The mirror that the configuration asks for; it begins with the rows that are there."""
     mode = resolve(config.monitor.wandb)
-    return NoMirror() if mode == "disabled" else WandbMirror(config, folder, mode, earlier)
+    return NoMirror() if mode == "disabled" else WandbMirror(config, folder, mode)
 
 
 def resolve(wandb: Wandb) -> str:
@@ -53,63 +51,47 @@ def has_account() -> bool:
 
 
 class WandbMirror:
-    def __init__(self, config: Config, folder: Path, mode: str, earlier: list[dict[str, Any]]) -> None:
-        self.config, self.folder, self.mode = config, folder, mode
-        self._queue: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
-        for row in earlier:
-            self.row(row)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+    """What W&B prints, tracebacks included, goes to logs/wandb.log; a mirror that fails is a warning."""
 
-    def row(self, row: dict[str, Any]) -> None:
-        self._queue.put(("row", row))
-
-    def close(self, summary: dict[str, Any]) -> None:
-        self._queue.put(("close", summary))
-        self._thread.join(FINISH_SECONDS[self.mode])
-        if self._thread.is_alive():
-            log.warning("W&B did not finish in time; metrics.jsonl is complete, the mirror may not be")
-
-    def _run(self) -> None:
+    def __init__(self, config: Config, folder: Path, mode: str) -> None:
+        self.mode, self.log = mode, folder / "logs" / LOG
+        self._process: subprocess.Popen[str] | None = None
+        order = {"mode": mode, "config": dump(config), **config.monitor.wandb.model_dump(exclude={"mode"})}
+        command = [sys.executable, "-m", "fl_dist.monitor.follower", str(folder)]
         try:
-            run = self._open()
-            while (item := self._queue.get())[0] == "row":
-                run.log(flatten(item[1]), step=item[1]["round"])
-            run.summary.update(item[1])
-            run.finish()
-        except Exception as e:
-            log.warning("the W&B mirror stopped (%s: %s); training goes on", type(e).__name__, str(e).split("\n")[0])
+            with open(self.log, "ab") as output:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=output, stderr=output, text=True, env=_environment()
+                )
+        except OSError as e:
+            log.warning("the W&B mirror could not be started: %s; training goes on", e)
+        else:
+            _tell(self._process, order)
 
-    def _open(self) -> Any:
-        place = self.folder / "wandb"
-        place.mkdir(exist_ok=True)
-        for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR", "WANDB_ARTIFACT_DIR"):
-            if self.mode == "offline":
-                os.environ.setdefault(name, str((place / "local").resolve()))
-        import wandb  # here, because the import takes a second that training need not wait for
-
-        settings = self.config.monitor.wandb
-        return wandb.init(
-            project=settings.project,
-            entity=settings.entity,
-            group=settings.group,
-            name=self.folder.name,
-            id=self._identity(),
-            resume="allow",
-            mode="online" if self.mode == "online" else "offline",
-            dir=str(self.folder),
-            config=dump(self.config),
-            settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, init_timeout=10),
-        )
-
-    def _identity(self) -> str:
-        """One id for all attempts at this run."""
-        path = self.folder / "wandb" / "id"
-        if not path.exists():
-            path.write_text(secrets.token_hex(4))
-        return path.read_text().strip()
+    def close(self, summary: dict[str, Any], code: int = 0) -> None:
+        """Let it finish; the first call counts."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        _tell(process, {"summary": summary, "code": code}, last=True)
+        try:
+            failed = process.wait(FINISH_SECONDS[self.mode])
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            log.warning("W&B did not finish in time; metrics.jsonl is complete, the mirror may not be")
+        else:
+            if failed:
+                log.warning("the W&B mirror stopped, see %s; training went on", self.log)
 
 
-def flatten(row: dict[str, Any]) -> dict[str, Any]:
-    flat = {k: v for k, v in row.items() if isinstance(v, int | float)}
-    return flat | {f"seconds/{k}": v for k, v in row["seconds"].items()}
+def _tell(process: subprocess.Popen[str], words: dict[str, Any], last: bool = False) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # it has ended; close() says so
+        process.stdin.write(json.dumps(words) + "\n")
+        process.stdin.close() if last else process.stdin.flush()
+
+
+def _environment() -> dict[str, str]:
+    """Where this program was found, its mirror is too."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
