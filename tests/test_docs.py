@@ -1,26 +1,137 @@
-"""The documents say what the program says."""
+"""The documents say what the program says, and what they tell a reader to type works as printed."""
 
+import hashlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import yaml
 
+from fl_dist import arguments
+from fl_dist.algorithms.__main__ import main as show_algorithms
+from fl_dist.algorithms.fedsam import Rho, Sam
+from fl_dist.config import validate
+from fl_dist.core import Algorithm, Part, ascend
+from fl_dist.registry import Registry
+from launch import sweep as sweeps
 from tests.jobs import ROOT, environment
+from tests.snippets import DOCUMENTS, Snippet, set_up_desk, snippets, type_command
+
+QUICK = "rounds: 2\nclients: {total: 4, per_round: 2}\nmodel: {name: mlp}\nmonitor: {wandb: {mode: disabled}}\n"
+NEW_ALGORITHM = "add-an-algorithm.md"
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/algorithms.md"])
-def test_the_table_of_algorithms_is_the_programs(document: str) -> None:
-    command = [sys.executable, "-m", "fl_dist.algorithms", "--markdown"]
-    shown = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True).stdout
-    rows = [line for line in shown.splitlines() if line.startswith("|")]
+def test_the_table_of_algorithms_is_the_programs(document: str, capsys: pytest.CaptureFixture[str]) -> None:
+    show_algorithms(["--markdown"])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 29
     assert "\n".join(rows) in (ROOT / document).read_text()
 
 
 def test_every_linked_file_exists() -> None:
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for document in DOCUMENTS:
         for target in document.read_text().split("](")[1:]:
             name = target.split(")")[0].split("#")[0]
             if name and "://" not in name:
                 assert (document.parent / Path(name)).exists(), f"{document.name} links to {name}"
+
+
+def test_every_block_says_what_it_is() -> None:
+    assert {s.language for s in snippets()} == {"sh", "yaml", "python", "text"}
+
+
+def elsewhere(snippet: Snippet) -> bool:
+    """Blocks that need the reader's own file first: they have a test of their own."""
+    return snippet.document.name == NEW_ALGORITHM
+
+
+@pytest.mark.parametrize("snippet", [s for s in snippets("sh") if not elsewhere(s)], ids=lambda s: s.name)
+def test_what_a_reader_types_works(snippet: Snippet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "quick").mkdir()
+    (tmp_path / "quick" / "quickstart.yaml").write_text(QUICK)
+    monkeypatch.setattr(arguments, "QUICKSTART", tmp_path / "quick" / "quickstart.yaml")
+    set_up_desk(tmp_path)
+    for block in snippets("yaml"):
+        if "grid" in (sweep := yaml.safe_load(block.text)):
+            (tmp_path / "my_sweep.yaml").write_text(yaml.safe_dump(first_of(sweep)))
+    monkeypatch.chdir(tmp_path)
+    for command in snippet.commands():
+        # Every line is an alternative to those before it, on a new desk.
+        shutil.rmtree("runs", ignore_errors=True)
+        Path("runs/my_sweep/a/wandb/offline-run-20250101_000000-abc").mkdir(parents=True)
+        # Uploading needs an account and a network.
+        type_command(f"{command} --dry-run" if "launch.sync" in command else command)
+
+
+def first_of(sweep: dict[str, Any]) -> dict[str, Any]:
+    """The sweep with one value of each kind."""
+    grid = {k: dict([*v.items()][:1]) if isinstance(v, dict) else v[:1] for k, v in sweep["grid"].items()}
+    return sweep | {"grid": grid, "list": sweep["list"][:1], "set": {"rounds": 1}, "resources": {"tasks_per_node": 2}}
+
+
+@pytest.mark.parametrize("snippet", snippets("yaml"), ids=lambda s: s.name)
+def test_configurations_in_the_documents_are_valid(snippet: Snippet, tmp_path: Path) -> None:
+    text = yaml.safe_load(snippet.text)
+    if "grid" not in text:
+        validate(text)
+        return
+    (tmp_path / "my.yaml").write_text("rounds: 3\n")
+    (tmp_path / "sweep.yaml").write_text(snippet.text)
+    _, cells = sweeps.read(str(tmp_path / "sweep.yaml"))
+    assert len(cells) == 36
+
+
+def test_the_part_in_the_readme_is_the_one_that_runs() -> None:
+    (snippet,) = [s for s in snippets("python") if s.document.name == "README.md"]
+    parts: Registry[Part] = Registry("part")
+    names = {"Part": Part, "Rho": Rho, "ascend": ascend, "Algorithm": Algorithm, "parts": parts}
+    exec(snippet.text, names | {"entry": lambda paper: lambda build: build})
+    shown, real = parts.build("sam", {"rho": 0.3}), Sam(rho=0.3)
+    w = torch.tensor([3.0, -1.0])
+    assert torch.equal(shown.direction(w, torch.sin, None, None, None), real.direction(w, torch.sin, None, None, None))
+    assert (shown.extra, shown.role) == (real.extra, real.role)
+
+
+class TestANewAlgorithm:
+    """The guide, followed to the letter in a copy of the repository."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def copy(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        copy = tmp_path_factory.mktemp("copy") / "fl_dist"
+        for name in ("fl_dist", "launch", "tests"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("setup.cfg", "pyproject.toml"):
+            shutil.copy(ROOT / name, copy / name)
+        file, case, reduction = [s.text for s in snippets("python") if s.document.name == NEW_ALGORITHM]
+        (copy / "fl_dist" / "algorithms" / "fednova.py").write_text(file)
+        insert_after(copy / "tests" / "harness.py", "CASES: ", "}\n", case)
+        insert_after(copy / "tests" / "test_properties.py", "REDUCTIONS: ", "]\n", reduction)
+        return copy
+
+    def test_every_command_works(self, copy: Path) -> None:
+        commands = [c for s in snippets("sh") if s.document.name == NEW_ALGORITHM for c in s.commands()]
+        assert len(commands) == 7
+        path = f"{Path(sys.executable).parent}:{environment()['PATH']}"
+        for command in commands:
+            env = environment(PATH=path, PYTHONPATH=str(copy), WANDB_MODE="disabled")
+            shown = subprocess.run(["bash", "-c", command], cwd=copy, env=env, capture_output=True, text=True)
+            assert shown.returncode == 0, f"{command}\n{shown.stdout[-3000:]}{shown.stderr[-3000:]}"
+        assert self.sha(copy, "fednova") == self.sha(copy, "fednova-2-workers")
+
+    @staticmethod
+    def sha(copy: Path, name: str) -> str:
+        return hashlib.sha256((copy / "runs" / name / "model.safetensors").read_bytes()).hexdigest()
+
+
+def insert_after(file: Path, start: str, end: str, text: str) -> None:
+    """Put the text below the definition that begins and ends so."""
+    before, found, rest = file.read_text().partition(f"\n{start}")
+    body, closing, after = rest.partition(f"\n{end}")
+    assert found and closing
+    file.write_text(f"{before}{found}{body}{closing}{text}{after}")

@@ -17,8 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fl_dist.main import main
 from launch import submit, sweep
 from tests.cluster.runs import ROOT, ranks, rows, sha, wait_for, write_config
+from tests.snippets import snippets
 
 CLUSTER = ROOT / "tests" / "cluster"
 PATIENCE = 240.0
@@ -35,8 +37,8 @@ def folder(tmp_path_factory) -> Path:
 def slurm() -> Iterator[None]:
     """A cluster for the tests of this module: up, on the PATH, and down with everything that runs on it."""
     problem = "" if os.geteuid() == 0 else "starting Slurm needs root"
-    if not problem and not (shutil.which("slurmctld") or shutil.which("apt-get")):
-        problem = "Slurm is not installed, and there is no apt-get to install it"
+    if not problem and not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "sbatch"))):
+        problem = "Slurm is not installed (slurmctld, slurmd, munge, slurm-client)"
     with contextlib.ExitStack() as stack:
         if not problem:
             place = stack.enter_context(_place())
@@ -110,12 +112,16 @@ def command(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True)
 
 
-def sbatch(name: str, folder: Path, *words: str, run: Path | None = None, nodes: int = 2) -> Job:
-    log, run = folder / f"{name}.log", run or folder / name
-    options = [f"--nodes={nodes}", "--gpus-per-node=1", "--cpus-per-task=2", "--time=30", f"--output={log}"]
+def sbatch(name: str, folder: Path, *words: str, options: tuple[str, ...] = (), **env: str) -> Job:
+    """Options come after these; a script of two nodes, submitted from the folder."""
+    log, run = folder / f"{name}.log", folder / name
+    usual = ["--nodes=2", "--gpus-per-node=1", "--cpus-per-task=2", "--time=30", f"--output={log}"]
     script, *arguments = words
-    line = ["sbatch", "--parsable", *options, f"slurm/{script}", *arguments, f"run.dir={run}"]
-    return Job(subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip(), run, log)
+    if not any(word.startswith("run.dir=") for word in arguments):
+        arguments.append(f"run.dir={run}")
+    line = ["sbatch", "--parsable", *usual, *options, str(ROOT / "slurm" / script), *arguments]
+    given = {"cwd": folder, "env": os.environ | env}
+    return Job(subprocess.run(line, check=True, capture_output=True, text=True, **given).stdout.strip(), run, log)
 
 
 def submitted(name: str, folder: Path, config: str, *overrides: str) -> Job:
@@ -124,6 +130,22 @@ def submitted(name: str, folder: Path, config: str, *overrides: str) -> Job:
         assert submit.main(words) == 0
     found = dict(line.split(maxsplit=1) for line in output.getvalue().splitlines())
     return Job(found["job"], folder / name, Path(found["follow"].removeprefix("tail -F ")))
+
+
+def srun(name: str, folder: Path, config: str, *overrides: str) -> Job:
+    """Two ranks on two nodes, with nothing but srun."""
+    command = [sys.executable, "-m", "fl_dist.main", config, *overrides, f"run.dir={folder / name}"]
+    step = ["srun", "--nodes=2", "--ntasks=2", "--cpus-per-task=1", "--kill-on-bad-exit=1"]
+    done = subprocess.run([*step, *command], capture_output=True, text=True)
+    (folder / f"{name}.log").write_text(done.stdout + done.stderr)
+    return Job("", folder / name, folder / f"{name}.log")
+
+
+def write_wrapper(folder: Path) -> Path:
+    """A Python that shows which GPUs it sees."""
+    file = folder / "python.sh"
+    file.write_text(f'echo "GPUs ${{CUDA_VISIBLE_DEVICES-none}}" >&2\nexec {sys.executable} "$@"\n')
+    return file
 
 
 def kill_a_rank(job: Job) -> None:
@@ -136,6 +158,14 @@ def jobs(slurm, folder) -> Iterator[dict[str, Future[Job]]]:
     config, data = write_config(folder), cinic(folder / "cinic")
     offline = "monitor.wandb.mode=offline"
     small = ("rounds=2", "clients.total=10", "clients.per_round=2", "local.epochs=1", "monitor.wandb.mode=disabled")
+    files = {"CINIC": str(data / "cinic10.npz")}
+    words = {
+        "PYTHON": f"env WORD=1 {sys.executable}",
+        "SETUP": "echo set up; export PLACE=$WHERE",
+        "WHERE": str(folder),
+    }
+    shows = {"PYTHON": f"bash {write_wrapper(folder)}", "RANKS": "2"}
+    tasks = ("--nodes=1", "--gpus-per-node=2", "--gpus-per-task=1", "--ntasks-per-node=2", "--cpus-per-task=1")
     pool = ThreadPoolExecutor(16)
     try:
         yield {
@@ -153,12 +183,21 @@ def jobs(slurm, folder) -> Iterator[dict[str, Future[Job]]]:
             ),
             "kill": pool.submit(sbatch("kill", folder, "train.sh", config).after_a_round, kill_a_rank),
             "cancel": pool.submit(
-                sbatch("cancel", folder, "train.sh", config, "rounds=100000").after_a_round,
+                sbatch("cancel", folder, "train.sh", config, "rounds=100000", offline).after_a_round,
                 lambda job: command("scancel", job.id),
             ),
             "undisturbed": pool.submit(submitted("undisturbed", folder, config).ended),
             "vit": pool.submit(sbatch("vit", folder, "fedgmt_vit.sh", f"data.root={data}", *small).ended),
-            "bad": pool.submit(sbatch("bad", folder, "train.sh", config, "local.lrr=1", nodes=1).ended),
+            "npz": pool.submit(
+                sbatch("npz", folder, "fedgmt_vit.sh", "data.name=npz", "data.path=$CINIC", *small, **files).ended
+            ),
+            "bad": pool.submit(sbatch("bad", folder, "train.sh", config, "local.lrr=1", options=("--nodes=1",)).ended),
+            "words": pool.submit(
+                sbatch("words", folder, "train.sh", config, "rounds=2", "run.dir=$PLACE/words", **words).ended
+            ),
+            "tasks": pool.submit(sbatch("tasks", folder, "train.sh", config, "rounds=2", options=tasks, **shows).ended),
+            "lost": pool.submit(sbatch("lost", folder, "train.sh", config, PYTHON="/no/such/python").ended),
+            "srun": pool.submit(srun, "srun", folder, config, "rounds=2"),
         }
     finally:
         active = squeue("--format=%A").split()
@@ -219,6 +258,7 @@ def test_a_cancelled_job_is_saved_and_does_not_come_back(jobs):
     job = jobs["cancel"].result()
     assert job.state == "CANCELLED", job.shown()
     assert "goes back to the queue" not in job.log.read_text()
+    assert "Traceback" not in job.log.read_text(), job.shown()
     assert any((job.run / "checkpoint").iterdir())
 
 
@@ -228,6 +268,56 @@ def test_a_bad_config_fails_with_one_line_in_the_log(jobs):
     errors = [line for line in job.log.read_text().splitlines() if line.startswith("error: ")]
     assert errors == ["error: unknown key local.lrr (set in the command line); did you mean 'lr'?"]
     assert "Traceback" not in job.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def two_rounds(folder) -> str:
+    """The model that one process makes."""
+    assert main([write_config(folder), "rounds=2", f"run.dir={folder / 'alone'}"]) == 0
+    return sha(folder / "alone")
+
+
+def test_srun_alone_starts_ranks_that_find_each_other(jobs, two_rounds):
+    job = jobs["srun"].result()
+    assert "server + 1 worker on" in job.log.read_text(), job.log.read_text()
+    assert sha(job.run) == two_rounds
+
+
+def test_a_script_finds_its_way_from_any_folder_with_any_python(jobs, two_rounds):
+    job = jobs["words"].result()
+    assert job.state == "COMPLETED", job.shown()
+    assert job.log.read_text().startswith("set up\n")
+    assert sha(job.run) == two_rounds
+
+
+def test_one_launcher_gets_the_gpus_of_all_tasks(jobs, two_rounds):
+    job = jobs["tasks"].result()
+    assert job.state == "COMPLETED", job.shown()
+    assert "GPUs 0,1\n" in job.log.read_text(), job.shown()
+    assert sha(job.run) == two_rounds
+
+
+def test_a_script_without_python_says_what_to_set(jobs):
+    job = jobs["lost"].result()
+    assert job.state == "FAILED"
+    (error,) = [line for line in job.log.read_text().splitlines() if line.startswith("error: ")]
+    assert "'/no/such/python' is no Python with fl_dist's packages" in error
+    assert "set PYTHON" in error and "SETUP" in error
+
+
+def test_the_script_for_fedgmt_takes_other_data(jobs):
+    job = jobs["npz"].result()
+    assert job.state == "COMPLETED", job.shown()
+    assert "fedgmt · npz · vit_cifar" in job.log.read_text()
+
+
+@pytest.mark.parametrize("line", [c for s in snippets("sh") for c in s.commands() if "sbatch " in c])
+def test_slurm_accepts_what_the_documents_submit(line, slurm):
+    """With the size of this cluster instead of a real one's."""
+    small = line.replace(" slurm/", " --test-only --gpus-per-node=1 --cpus-per-task=1 --array=0 slurm/")
+    shown = subprocess.run(["bash", "-c", small], cwd=ROOT, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert "to start at" in shown.stderr
 
 
 def test_an_array_completes_and_its_status_is_right(arrays, capsys):

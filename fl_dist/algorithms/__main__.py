@@ -86,10 +86,10 @@ def markdown(rows: Sequence[Sequence[str]]) -> Iterable[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m fl_dist.algorithms", description="The table of all algorithms.")
     parser.add_argument("--markdown", action="store_true", help="as a Markdown table")
-    write = markdown if parser.parse_args().markdown else plain
+    write = markdown if parser.parse_args(argv).markdown else plain
     rows = [HEAD, *map(row, algorithms)]
     print("\n".join([*write(rows), "", LEGEND]))
 

@@ -15,6 +15,7 @@ STARTING = "starting"
 class Console:
     def __init__(self, rounds: int, done: int) -> None:
         self.rounds, self.width = rounds, len(str(rounds))
+        tqdm.monitor_interval = 0  # no thread that watches over slow bars
         self._bar = tqdm(
             total=rounds, initial=done, unit="round", leave=False, disable=not sys.stderr.isatty(), dynamic_ncols=True
         )

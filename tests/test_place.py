@@ -1,0 +1,68 @@
+"""A process finds its rank from what torchrun or srun says, and refuses what makes no sense."""
+
+import pytest
+
+from fl_dist.place import BadPlace, Place, find
+
+TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+SRUN = {
+    "SLURM_JOB_ID": "1234567",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_STEP_NODELIST": "gpu[03-04,9],login1",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+}
+
+
+def test_a_process_alone_has_no_place() -> None:
+    assert find({}) is None
+    # A batch script, and a shell of one task, are no ranks, whatever the job asked for.
+    assert find({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
+    assert find({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}) is None
+
+
+def test_torchrun_is_understood() -> None:
+    assert find(TORCHRUN | {"MASTER_ADDR": "n1"}) == Place(2, 4, 0, 2, "n1", 29500)
+
+
+def test_srun_is_understood() -> None:
+    assert find(SRUN) == Place(3, 5, 1, 2, "gpu03", 24569)
+    last = find(SRUN | {"SLURM_PROCID": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "2"})
+    assert last is not None and last.local_size == 1 and not last.one_machine
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"), [("n1", "n1"), ("a1,b2", "a1"), ("n[1-2]", "n1"), ("r[02-03]n[7,9]-ib", "r02n7-ib")]
+)
+def test_the_first_node_is_where_the_ranks_meet(nodes: str, first: str) -> None:
+    found = find(SRUN | {"SLURM_STEP_NODELIST": nodes})
+    assert found is not None and found.host == first
+
+
+def test_torchrun_within_srun_counts() -> None:
+    found = find(SRUN | TORCHRUN)
+    assert found is not None and (found.rank, found.size) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"RANK": "4"}, "RANK is '4', not a number from 0 to 3"),
+        ({"RANK": "-1"}, "RANK is '-1', not a number"),
+        ({"RANK": "first"}, "RANK is 'first', not a number"),
+        ({"RANK": None}, "RANK is not set"),
+        ({"WORLD_SIZE": None}, "WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0', not a number of at least 1"),
+        ({"LOCAL_RANK": "2"}, "LOCAL_RANK is '2', not a number from 0 to 1"),
+        ({"MASTER_PORT": None}, "MASTER_PORT is not set"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT is '99999', not a number from 1 to 65535"),
+    ],
+)
+def test_variables_that_make_no_sense_are_named(change: dict[str, str | None], message: str) -> None:
+    environ = {k: v for k, v in (TORCHRUN | change).items() if v is not None}
+    with pytest.raises(BadPlace, match=message) as caught:
+        find(environ)
+    assert "start ranks with torchrun, launch.local or srun" in str(caught.value)
