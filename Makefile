@@ -16,8 +16,9 @@ install: .venv/.installed
 run: install
 	$(BIN)/python -m launch.local --ranks 3 run.dir=runs/quickstart-$$(date +%Y%m%d-%H%M%S) $(ARGS)
 
+# Two at a time: most of a test's life is waiting for ranks.
 test: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
 
 lint: install
 	$(BIN)/ruff format --check .
