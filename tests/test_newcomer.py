@@ -105,9 +105,10 @@ class TestMoreRounds:
     LONG = (*SMALL, "algorithm.name=fedgmt", "evaluate.every=2")
 
     @pytest.fixture(scope="class")
-    def meant(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    @classmethod
+    def meant(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = tmp_path_factory.mktemp("meant")
-        assert main([*self.LONG, "rounds=6", f"run.dir={folder}"]) == 0
+        assert main([*cls.LONG, "rounds=6", f"run.dir={folder}"]) == 0
         return folder
 
     def test_a_finished_run_goes_on(self, meant: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
