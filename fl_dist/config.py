@@ -28,7 +28,9 @@ def key(description: str, **limits: Any) -> Any:
 
 
 class Run(Strict):
-    dir: Annotated[str | None, key("folder of the run; an unfinished run of the same config there is resumed")] = None
+    dir: Annotated[
+        str | None, key("folder of the run (default: runs/<file>-<overrides>); an unfinished run there is resumed")
+    ] = None
 
 
 class Clients(Strict):
@@ -47,7 +49,7 @@ class Clients(Strict):
     deadline: Annotated[float | None, key("seconds of local training after which a client counts as failed", gt=0)] = (
         None
     )
-    min_survivors: Annotated[int, key("fewer clients left in a round than this stop the run", ge=1)] = 1
+    min_survivors: Annotated[int, key("the run stops when fewer clients of a round than this are left", ge=1)] = 1
 
 
 class Local(Strict):
@@ -95,7 +97,7 @@ class Checkpoint(Strict):
 
 class Evaluate(Strict):
     every: Annotated[int, key("rounds between evaluations on the test set; the last round always counts", ge=1)] = 1
-    batch_size: Annotated[int, key("images of a batch", ge=1)] = 200
+    batch_size: Annotated[int, key("test rows of a batch", ge=1)] = 200
     last: Annotated[int, key("rounds over which the final accuracy is averaged", ge=1)] = 50
 
 
@@ -114,7 +116,7 @@ class Monitor(Strict):
 
 class Config(Strict):
     seed: Annotated[int, key("source of all randomness", ge=0)] = 0
-    rounds: Annotated[int, key("communication rounds", ge=1)] = 500
+    rounds: Annotated[int, key("communication rounds; a run may be resumed with more", ge=1)] = 500
     run: Run = Run()
     data: Annotated[dict[str, Any], key("data set and its settings")] = {"name": "digits"}
     augment: Annotated[dict[str, Any], key("augmentation of training batches")] = {"name": "none"}

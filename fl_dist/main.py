@@ -139,7 +139,11 @@ def _greet(world: World, comm: Comm, start: Manifest | None) -> None:
     """What runs where: all of it in the log of each rank, in a line or two on the terminal."""
     config, workers = world.config, counted(len(comm.workers), "worker")
     ranks = (
-        "one process" if comm.size == 1 else f"server + {workers}" if comm.overlaps else f"{workers}, one serves too"
+        "one process"
+        if comm.size == 1
+        else f"server + {workers}"
+        if comm.overlaps
+        else f"{workers} (rank 0 also serves)"
     )
     resumed = [f"resuming after round {start.round} of {config.rounds}"] if start is not None else []
     job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
