@@ -1,296 +1,348 @@
-"""Checkpoints: one folder a save, whole or absent, written while the next round runs.
+"""Checkpoints on disk: one folder a save, whole or absent; what has not changed stays where an earlier save put it.
 
-    checkpoint/latest                       name of the newest whole save, switched last
-    checkpoint/round-000012/manifest.json   what belongs to the save, with sizes and SHA-256
-    checkpoint/round-000012/server.safetensors, client-000017.safetensors, ...
+    checkpoint/latest                           the newest save, for people: nothing reads it
+    checkpoint/round-000012/manifest.json       what the save wrote, which clients lie where, which saves it builds on
+    checkpoint/round-000012/server.safetensors
+    checkpoint/round-000012/clients-2.pack      the clients of rank 2 that had changed, one after another
 
-Each rank writes the clients it holds that have changed; a manifest also names files of earlier saves for those that
-have not. A file is removed when no kept manifest names it.
+A client's variables are in the newest save, of those that a save builds on, that wrote them. Manifests and packs, which
+later saves rely on, are written twice: one damaged file loses nothing. Links are never followed.
 """
 
 import contextlib
 import hashlib
+import itertools
 import json
-import logging
 import os
 import re
-import threading
-import time
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from fl_dist import faults
-from fl_dist.comm import Comm
-from fl_dist.folder import sync_folder, write_atomically
+from fl_dist.folder import write_atomically
 
-log = logging.getLogger("fl_dist")
-NAME = re.compile(r"round-\d{6,}/(server|client-\d{6,})\.safetensors")
-CLIENT = re.compile(r"/client-(\d+)\.")
-FOLDER = re.compile(r"round-\d{6,}")
-Entry = dict[str, Any]
+FOLDER = re.compile(r"round-(\d{6,})")
+PACK = re.compile(r"clients-(\d+|carried)\.pack")
+MANIFEST, SERVER, UNFINISHED = "manifest.json", "server.safetensors", "unfinished"
+Tensors = dict[str, Tensor]
+Warn = Callable[[str], None]
 
 
 class Damaged(ValueError):
-    """A checkpoint file that is not what its manifest says."""
+    """Checkpoint files that are not what they should be."""
 
 
 class NoCheckpoint(RuntimeError):
-    """A run whose every save failed."""
+    """A run that could not be saved."""
+
+
+class Entry(NamedTuple):
+    """Where a client's variables lie."""
+
+    round: int
+    pack: str
+    start: int
+    bytes: int
+    sha256: str
+
+
+Index = dict[int, Entry]
 
 
 @dataclass
 class Manifest:
-    """A whole save: the round it follows, its files, where each client's variables are, and small things."""
+    """What one save wrote, and the rounds of the earlier saves in which some clients' variables still lie."""
 
+    run: str
     round: int
-    files: dict[str, Entry] = field(default_factory=dict)
-    clients: dict[str, str] = field(default_factory=dict)
+    server: dict[str, Any] = field(default_factory=dict)
+    clients: dict[str, tuple[str, int, int, str]] = field(default_factory=dict)
+    packs: list[str] = field(default_factory=list)
+    history: list[int] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def folder(self) -> str:
-        return folder_name(self.round)
+    def rounds(self) -> list[int]:
+        """Every save that this one needs, in order."""
+        return [*self.history, self.round]
 
     @property
-    def server(self) -> str:
-        return f"{self.folder}/server.safetensors"
+    def files(self) -> list[str]:
+        """All that the save put into its folder."""
+        twice = [MANIFEST, *self.packs]
+        return [SERVER, UNFINISHED, *twice, *map(copy_of, twice)]
 
-    def encode(self) -> bytes:
+    def entries(self) -> Iterator[tuple[int, Entry]]:
+        for client, place in self.clients.items():
+            yield int(client), Entry(self.round, *place)
+
+    def write(self, root: Path) -> None:
         body = json.dumps(vars(self), sort_keys=True)
-        return json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body}, indent=1).encode()
+        data = json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body}).encode()
+        for name in (copy_of(MANIFEST), MANIFEST):
+            write_atomically(root / folder_name(self.round) / name, data)
 
     @staticmethod
-    def read(path: Path) -> "Manifest":
-        try:
-            outer = json.loads(path.read_bytes())
-            body = outer["body"]
-            if hashlib.sha256(body.encode()).hexdigest() != outer["sha256"]:
-                raise Damaged(f"{path} is damaged (its checksum differs)")
-            manifest = Manifest(**json.loads(body))
-            names = [*manifest.files, *manifest.clients.values()]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise e if isinstance(e, Damaged) else Damaged(f"{path} cannot be read ({e})") from None
-        for name in names:
-            if not NAME.fullmatch(name) or name not in manifest.files:
-                raise Damaged(f"{path} names a file outside the checkpoints: {name!r}")
-        return manifest
+    def read(root: Path, round_: int) -> "Manifest":
+        """The manifest of a save, or else its copy; Damaged if neither is whole."""
+        problems = []
+        for name in (MANIFEST, copy_of(MANIFEST)):
+            path = root / folder_name(round_) / name
+            try:
+                return _checked(path, round_)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+                problems.append(str(e) if isinstance(e, Damaged) else f"{path} cannot be read ({_reason(e)})")
+        raise Damaged(problems[0])
+
+
+def _checked(path: Path, round_: int) -> Manifest:
+    outer = json.loads(path.read_bytes())
+    body = outer["body"]
+    if hashlib.sha256(body.encode()).hexdigest() != outer["sha256"]:
+        raise Damaged(f"{path} is damaged (its checksum differs)")
+    manifest = Manifest(**json.loads(body))
+    used = {pack for pack, *_ in manifest.clients.values()}
+    if manifest.round != round_ or used != set(manifest.packs) or not all(map(PACK.fullmatch, used)):
+        raise Damaged(f"{path} names what cannot belong to it")
+    return manifest
+
+
+@dataclass
+class Save:
+    """A whole save: its manifest, and where every client's variables lie."""
+
+    manifest: Manifest
+    index: Index
 
 
 def folder_name(round_: int) -> str:
     return f"round-{round_:06d}"
 
 
-def read_file(root: Path, name: str, entry: Entry) -> dict[str, Tensor]:
-    """The tensors of a checkpoint file, after checking its bytes against the manifest."""
-    path = root / name
+def copy_of(name: str) -> str:
+    stem, dot, suffix = name.rpartition(".")
+    return f"{stem}.copy{dot}{suffix}"
+
+
+def rounds_in(root: Path) -> list[int]:
+    """The rounds of all folders of saves, in order; not of links to folders."""
+    if not os.path.lexists(root):
+        return []
+    with os.scandir(root) as entries:
+        names = [e.name for e in entries if FOLDER.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
+    return sorted(int(name.removeprefix("round-")) for name in names)
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether the folder holds a manifest, or what is left of one."""
+    return any(os.path.lexists(folder / name) for name in (MANIFEST, copy_of(MANIFEST)))
+
+
+def newest_round(root: Path) -> int:
+    """The newest save that has a manifest; 0 if there is none."""
+    return max((r for r in rounds_in(root) if is_begun(root / folder_name(r))), default=0)
+
+
+def manifests(root: Path, run: str) -> dict[int, Manifest]:
+    """The manifests of all saves of this run, by round."""
+    found = {}
+    for round_ in rounds_in(root):
+        with contextlib.suppress(Damaged):
+            manifest = Manifest.read(root, round_)
+            if manifest.run == run:
+                found[round_] = manifest
+    return found
+
+
+def is_there(root: Path, manifest: Manifest) -> bool:
+    """Whether each of the save's files that later saves rely on, or its copy, exists."""
+    folder = root / folder_name(manifest.round)
+    return all(
+        os.path.exists(folder / name) or os.path.exists(folder / copy_of(name)) for name in [MANIFEST, *manifest.packs]
+    )
+
+
+def load_save(root: Path, round_: int) -> Save:
+    """A save with the places of all clients; their files are not looked at."""
+    last = Manifest.read(root, round_)
+    index: Index = {}
+    for earlier in last.history:
+        index.update(Manifest.read(root, earlier).entries())
+    index.update(last.entries())
+    return Save(last, index)
+
+
+def newest(root: Path, run: str, warn: Warn) -> Save | None:
+    """The newest save whose files are all whole; a damaged one is named and passed over."""
+    problems = []
+    for round_ in reversed(rounds_in(root)):
+        if not is_begun(root / folder_name(round_)):
+            continue
+        try:
+            found = load_save(root, round_)
+            if found.manifest.run != run:
+                raise Damaged(f"{root / folder_name(round_)} belongs to another run")
+            _verify(root, found, warn)
+            return found
+        except Damaged as e:
+            warn(f"{e}; trying the checkpoint before it")
+            problems.append(str(e))
+    if problems:
+        raise Damaged(f"no whole checkpoint is left: {problems[0]}; start again in another run.dir")
+    return None
+
+
+def _verify(root: Path, found: Save, warn: Warn) -> None:
+    """Read everything that the save consists of; a damaged file with a whole copy is mended."""
+    read_server(root, found.manifest)
+    broken = set()
+    for entry in found.index.values():
+        if _blob(root, entry, entry.pack) is None:
+            read_client(root, entry)
+            broken.add((entry.round, entry.pack))
+    for round_, pack in sorted(broken):
+        path = root / folder_name(round_) / pack
+        warn(f"{path} was damaged and is restored from its copy")
+        write_atomically(path, path.with_name(copy_of(pack)).read_bytes())
+
+
+def read_server(root: Path, manifest: Manifest) -> Tensors:
+    """The server's variables, after checking their bytes against the manifest."""
+    path = root / folder_name(manifest.round) / SERVER
     try:
         data = path.read_bytes()
     except OSError as e:
-        raise Damaged(f"{path} cannot be read ({e.strerror})") from None
-    if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise Damaged(f"{path} is damaged ({len(data)} bytes, {entry['bytes']} expected, or another checksum)")
+        raise Damaged(f"{path} cannot be read ({_reason(e)})") from None
+    if hashlib.sha256(data).hexdigest() != manifest.server.get("sha256"):
+        raise Damaged(f"{path} is damaged ({len(data)} bytes, {manifest.server.get('bytes')} expected)")
+    return _tensors(path, data)
+
+
+def read_client(root: Path, entry: Entry) -> Tensors:
+    """A client's variables, from the pack or its copy; Damaged if neither has them whole."""
+    path = root / folder_name(entry.round) / entry.pack
+    for name in (entry.pack, copy_of(entry.pack)):
+        data = _blob(root, entry, name)
+        if data is not None:
+            return _tensors(path, data)
+    raise Damaged(f"{path} is damaged or missing, and so is its copy")
+
+
+def _blob(root: Path, entry: Entry, name: str) -> bytes | None:
+    """A client's bytes in one file, if they are whole."""
+    with contextlib.suppress(OSError), open(root / folder_name(entry.round) / name, "rb", buffering=0) as file:
+        data = os.pread(file.fileno(), entry.bytes, entry.start)
+        return data if hashlib.sha256(data).hexdigest() == entry.sha256 else None
+    return None
+
+
+def _tensors(path: Path, data: bytes) -> Tensors:
     try:
         return load(data)
     except SafetensorError as e:
         raise Damaged(f"{path} is damaged ({e})") from None
 
 
-def write_file(root: Path, name: str, tensors: dict[str, Tensor]) -> Entry:
-    """Write and sync one file; its manifest entry."""
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+def write_server(folder: Path, tensors: Tensors) -> dict[str, Any]:
+    """Write and sync the server's variables; what the manifest says of them."""
     data = save({n: t.contiguous() for n, t in tensors.items()})
-    with open(root / name, "wb") as file:
+    with open(folder / SERVER, "wb") as file:
         file.write(data)
         faults.point("save-file")
-        file.flush()
-        os.fsync(file.fileno())
+        sync(file)
     return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
 
-def newest(root: Path, warn: Callable[[str], None]) -> Manifest | None:
-    """The newest save whose files are all whole; a damaged one is named and passed over."""
-    candidates = sorted((p.parent.name for p in root.glob("round-*/manifest.json")), reverse=True)
+class PackWriter:
+    """Context: appends clients to a pack and its copy, both on disk at the end; a failure leaves neither."""
+
+    def __init__(self, folder: Path, pack: str) -> None:
+        self.pack, self.paths = pack, [folder / pack, folder / copy_of(pack)]
+        self.clients: dict[str, tuple[str, int, int, str]] = {}
+        self._end = 0
+
+    def __enter__(self) -> "PackWriter":
+        self._files = [open(path, "wb") for path in self.paths]  # noqa: SIM115 (closed in __exit__)
+        return self
+
+    def add(self, client: int, data: bytes) -> None:
+        for file in self._files:
+            file.write(data)
+        faults.point("save-file")
+        self.clients[str(client)] = (self.pack, self._end, len(data), hashlib.sha256(data).hexdigest())
+        self._end += len(data)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            for file in self._files:
+                if kind is None:
+                    sync(file)
+        finally:
+            for file in self._files:
+                with contextlib.suppress(OSError):
+                    file.close()
+
+
+def packed(tensors: Tensors) -> bytes:
+    return save({n: t.contiguous() for n, t in tensors.items()})
+
+
+def carry(root: Path, clients: dict[int, Entry], writer: PackWriter) -> None:
+    """Copy clients' bytes from older packs, each checked on its way."""
+    for client, entry in clients.items():
+        data = _blob(root, entry, entry.pack) or _blob(root, entry, copy_of(entry.pack))
+        if data is None:
+            raise Damaged(f"{root / folder_name(entry.round) / entry.pack} is damaged or missing, and so is its copy")
+        writer.add(client, data)
+
+
+def sync(file: IO[bytes]) -> None:
+    file.flush()
+    faults.point("sync")
+    os.fsync(file.fileno())
+
+
+def remove(folder: Path, names: list[str]) -> None:
+    """Remove these files, and the folder if that leaves it empty; nothing behind a link."""
     with contextlib.suppress(OSError):
-        pointed = (root / "latest").read_text().strip()
-        # A save newer than the pointer was not finished.
-        candidates = [c for c in candidates if not FOLDER.fullmatch(pointed) or c <= pointed]
-    damaged = []
-    for name in candidates:
-        try:
-            manifest = Manifest.read(root / name / "manifest.json")
-            for file, entry in manifest.files.items():
-                _verify(root, file, entry)
-            return manifest
-        except Damaged as e:
-            warn(f"{e}; trying the checkpoint before it")
-            damaged.append(str(e))
-    if damaged:
-        raise Damaged(f"no whole checkpoint is left: {damaged[0]}; start again in another run.dir")
-    return None
-
-
-def _verify(root: Path, name: str, entry: Entry) -> None:
-    path, digest = root / name, hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    except OSError as e:
-        raise Damaged(f"{path} cannot be read ({e.strerror})") from None
-    if digest.hexdigest() != entry["sha256"]:
-        raise Damaged(f"{path} is damaged (its checksum differs)")
-
-
-class Saver:
-    """Saves in a thread of its own, one at a time; on rank 0 it also completes the save of all ranks."""
-
-    def __init__(self, root: Path, comm: Comm, keep: int, timeout: float) -> None:
-        self.root, self.comm, self.keep, self.timeout = root, comm, keep, timeout
-        self.made = self.failed = 0
-        self.failure = ""
-        """Why the last save failed; empty after a good one."""
-        self._thread: threading.Thread | None = None
-        self._kept: list[Manifest] = []
-        self._written: Manifest = Manifest(0)
-        self._returned: set[int] = set()
-        self._abandoned = threading.Event()
-
-    @property
-    def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def resume(self, manifest: Manifest | None) -> None:
-        """Rank 0: go on from this save; whatever is newer or unfinished is removed."""
-        if manifest is not None:
-            self._kept = [manifest]
-            self._written = Manifest(0, dict(manifest.files), dict(manifest.clients))
-            pointer = self.root / "latest"
-            if not pointer.exists() or pointer.read_text() != manifest.folder:
-                write_atomically(pointer, manifest.folder.encode())
-        self._collect()
-
-    def start(
-        self,
-        round_: int,
-        clients: dict[int, dict[str, Tensor]],
-        server: dict[str, Tensor] | None,
-        extra: dict[str, Any],
-    ) -> None:
-        """Begin a save of what the arguments hold; nobody may write to these tensors any more."""
-        self.join()
-        self._thread = threading.Thread(target=self._run, args=(round_, clients, server, extra), daemon=True)
-        self._thread.start()
-
-    def join(self, timeout: float | None = None) -> None:
-        if self._thread is not None:
-            self._thread.join(timeout)
-
-    def close(self) -> None:
-        """End the thread, whatever it waits for: one left behind in the store would crash the interpreter's end."""
-        self._abandoned.set()
-        self.join()
-
-    def take_back(self) -> set[int]:
-        """Clients whose save failed: they are still to be saved."""
-        back, self._returned = self._returned, set()
-        return back
-
-    def _run(
-        self, round_: int, clients: dict[int, Any], server: dict[str, Tensor] | None, extra: dict[str, Any]
-    ) -> None:
-        mine: dict[str, Any] = {"files": {}, "error": ""}
-        try:
-            self._write(round_, clients, server, mine["files"])
-        except Exception as e:
-            self._discard(round_, clients, server is not None)
-            self._returned = set(clients)
-            reason = e.strerror if isinstance(e, OSError) and e.strerror else f"{type(e).__name__}: {e}"
-            mine = {"files": {}, "error": f"{reason} ({self.root})"}
-        # When the job is lost, the store is too; the save then stays unfinished, as if the process had been killed.
-        with contextlib.suppress(RuntimeError):
-            self.comm.post(f"save/{round_}/{self.comm.rank}", json.dumps(mine))
-            if server is not None:
-                self._complete(round_, extra)
-
-    def _write(self, round_: int, clients: dict[int, Any], server: Any, files: dict[str, Entry]) -> None:
-        (self.root / folder_name(round_)).mkdir(parents=True, exist_ok=True, mode=0o755)
-        faults.point("save-begin")
-        if server is not None:
-            name = f"{folder_name(round_)}/server.safetensors"
-            files[name] = write_file(self.root, name, server)
-        for client, tensors in clients.items():
-            name = client_file(round_, client)
-            files[name] = write_file(self.root, name, tensors)
-        sync_folder(self.root / folder_name(round_))
-        faults.point("save-written")
-
-    def _discard(self, round_: int, clients: dict[int, Any], server: bool) -> None:
-        """Free the space of a save that failed."""
-        names = [client_file(round_, c) for c in clients] + [f"{folder_name(round_)}/server.safetensors"] * server
-        for name in names:
-            with contextlib.suppress(OSError):
-                (self.root / name).unlink()
-
-    def _complete(self, round_: int, extra: dict[str, Any]) -> None:
-        """Rank 0: when every rank has written, write the manifest and switch the pointer."""
-        errors = []
-        for rank in range(self.comm.size):
-            told = self._await(f"save/{round_}/{rank}")
-            errors += [f"rank {rank}: {told['error']}"] if told["error"] else []
-            for name, entry in told["files"].items():
-                self._written.files[name] = entry
-                if match := CLIENT.search(name):
-                    self._written.clients[str(int(match[1]))] = name
-        if errors:
-            self._fail(round_, "; ".join(errors))
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
             return
-        try:
-            self._switch(round_, extra)
-        except OSError as e:
-            self._fail(round_, f"{e.strerror or e} ({self.root})")
-
-    def _await(self, key: str) -> dict[str, Any]:
-        end = time.monotonic() + self.timeout
-        while (text := self.comm.read(key)) is None:
-            if self._abandoned.wait(0.01) or time.monotonic() > end or self.comm.read("failure"):
-                raise RuntimeError("the run ended before every rank had saved")
-        return json.loads(text)
-
-    def _switch(self, round_: int, extra: dict[str, Any]) -> None:
-        known, server = self._written, f"{folder_name(round_)}/server.safetensors"
-        files = {name: known.files[name] for name in [server, *known.clients.values()]}
-        manifest = Manifest(round_, files, dict(known.clients), extra)
-        faults.point("save-manifest")
-        write_atomically(self.root / manifest.folder / "manifest.json", manifest.encode())
-        faults.point("save-pointer")
-        write_atomically(self.root / "latest", manifest.folder.encode())
-        faults.point("save-switched")
-        self._kept = [*self._kept, manifest][-self.keep :]
-        self._written.files = dict(files)
-        self.made, self.failure = self.made + 1, ""
-        self._collect()
-
-    def _fail(self, round_: int, reason: str) -> None:
-        self.failed, self.failure = self.failed + 1, reason
-        log.warning("the checkpoint of round %d could not be written: %s; training goes on", round_, reason)
-
-    def _collect(self) -> None:
-        """Remove every file that no kept manifest names, and folders that are empty then."""
-        named = {name for m in self._kept for name in m.files} | set(self._written.clients.values())
-        manifests = {f"{m.folder}/manifest.json" for m in self._kept}
-        for folder in self.root.glob("round-*"):
-            for file in folder.iterdir():
-                if f"{folder.name}/{file.name}" not in named | manifests:
-                    with contextlib.suppress(OSError):
-                        file.unlink()
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        torn = [name for name in os.listdir(folder) if name.startswith(f".{MANIFEST.partition('.')[0]}.")]
+        for name in [*names, *torn]:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(folder / name)
+        folder.rmdir()
 
 
-def client_file(round_: int, client: int) -> str:
-    return f"{folder_name(round_)}/client-{client:06d}.safetensors"
+def set_aside(root: Path, after: int) -> None:
+    """Rename saves newer than the one a run goes on from: they are damaged, and their rounds will be saved again."""
+    for round_ in rounds_in(root):
+        folder = root / folder_name(round_)
+        if round_ > after and is_begun(folder):
+            free = next(k for k in itertools.count(1) if not os.path.lexists(f"{folder}.damaged-{k}"))
+            os.rename(folder, f"{folder}.damaged-{free}")
+
+
+def remove_unfinished(root: Path, run: str) -> None:
+    """At the start: free the space of this run's saves that were never completed."""
+    for round_ in rounds_in(root):
+        folder = root / folder_name(round_)
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if not is_begun(folder) and (folder / UNFINISHED).read_text() == run:
+                ours = [n for n in os.listdir(folder) if n in (SERVER, UNFINISHED) or PACK.fullmatch(_original(n))]
+                remove(folder, ours)
+
+
+def _original(name: str) -> str:
+    return name.replace(".copy.", ".")

@@ -52,6 +52,7 @@ class Comm(Protocol):
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None: ...
     def post(self, key: str, text: str) -> None: ...
     def read(self, key: str) -> str | None: ...
+    def forget(self, key: str) -> None: ...
     def share(self, key: str, text: str | None) -> str: ...
     def fail(self, message: str, code: int) -> None: ...
     def close(self) -> None: ...
@@ -81,6 +82,9 @@ class Alone:
 
     def read(self, key: str) -> str | None:
         return self._posts.get(key)
+
+    def forget(self, key: str) -> None:
+        self._posts.pop(key, None)
 
     def share(self, key: str, text: str | None) -> str:
         assert text is not None
@@ -145,6 +149,9 @@ class Cluster:
 
     def read(self, key: str) -> str | None:
         return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def forget(self, key: str) -> None:
+        self._store.delete_key(key)
 
     def share(self, key: str, text: str | None) -> str:
         """Rank 0's text, on every rank."""

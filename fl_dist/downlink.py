@@ -1,6 +1,7 @@
 """The downlink: what the server tells every worker at the start of a round, as one buffer for one broadcast."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,15 +9,24 @@ from torch import Tensor
 from fl_dist.core import Vars
 from fl_dist.flat import ALIGN
 
-SAVE, STOP = 0, 1
-"""Positions of the orders in the header; the assignment of the cohort's clients follows."""
+
+class Orders(NamedTuple):
+    """What the header says before the assignment of the cohort's clients."""
+
+    save: int = 0
+    """1: what has changed is to be saved, 2: all that the rank holds."""
+    stop: int = 0
+    decided: int = 0
+    """The round of a save whose fate is known now; 0: none."""
+    whole: int = 1
+    """Whether that save is whole; if not, its clients are unsaved again."""
 
 
 class Downlink:
     """A header of integers and aligned vectors in one run of bytes."""
 
     def __init__(self, shapes: Vars, buffers: Tensor, largest: int, device: torch.device) -> None:
-        fields = {"header": torch.empty(2 + largest, dtype=torch.int64), **vars(shapes), "buffers": buffers}
+        fields = {"header": torch.empty(len(Orders()) + largest, dtype=torch.int64), **vars(shapes), "buffers": buffers}
         sizes = [-(-t.nbytes // ALIGN) * ALIGN for t in fields.values()]
         self.buffer = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
         pieces = zip(fields.items(), self.buffer.split(sizes), strict=True)
@@ -30,10 +40,10 @@ class Downlink:
             view.copy_(getattr(published, name))
         self.buffers.copy_(buffers)
 
-    def order(self, save: bool, stop: bool, cohort: Sequence[int], assignment: Mapping[int, int]) -> None:
-        header = [int(save), int(stop), *(assignment[c] for c in cohort)]
+    def order(self, orders: Orders, cohort: Sequence[int], assignment: Mapping[int, int]) -> None:
+        header = [*orders, *(assignment[c] for c in cohort)]
         self._header[: len(header)].copy_(torch.tensor(header))
 
-    def read_orders(self, cohort: Sequence[int]) -> tuple[bool, bool, dict[int, int]]:
-        header = self._header.tolist()
-        return bool(header[SAVE]), bool(header[STOP]), dict(zip(cohort, header[2:], strict=False))
+    def read_orders(self, cohort: Sequence[int]) -> tuple[Orders, dict[int, int]]:
+        header, n = self._header.tolist(), len(Orders())
+        return Orders(*header[:n]), dict(zip(cohort, header[n:], strict=False))

@@ -1,10 +1,14 @@
-"""Named moments at which a test may end the process; nothing happens, and nothing is spent, otherwise.
+"""Named moments at which a test may disturb the process; nothing happens, and nothing is spent, otherwise.
 
-FL_DIST_FAULT=local:3@2      rank 2 kills itself when it passes the point `local` for the third time
+FL_DIST_FAULT=local:3@2              rank 2 kills itself when it passes the point `local` for the third time
+FL_DIST_FAULT=sync:1@1=sleep:7       rank 1 sleeps 7 s at its first sync to disk
+FL_DIST_FAULT=sync:2=fail,local:9    rank 0's second sync fails, and at its ninth client it kills itself
 """
 
+import errno
 import os
 import signal
+import time
 from collections.abc import Callable
 
 
@@ -12,9 +16,20 @@ def _nothing(name: str) -> None:
     pass
 
 
-def armed(spec: str) -> Callable[[str], None]:
-    """The function that kills this process as the specification says."""
-    what, _, rank = spec.partition("@")
+def armed(specs: str) -> Callable[[str], None]:
+    """The function that disturbs this process as the specifications say."""
+    faults = [_fault(spec) for spec in specs.split(",")]
+
+    def point(name: str) -> None:
+        for fault in faults:
+            fault(name)
+
+    return point
+
+
+def _fault(spec: str) -> Callable[[str], None]:
+    where, _, action = spec.partition("=")
+    what, _, rank = where.partition("@")
     target, _, count = what.partition(":")
     left = int(count or 1) if os.environ.get("RANK", "0") == (rank or "0") else 0
 
@@ -23,9 +38,19 @@ def armed(spec: str) -> Callable[[str], None]:
         if name == target:
             left -= 1
             if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                _act(action)
 
     return point
+
+
+def _act(action: str) -> None:
+    kind, _, seconds = action.partition(":")
+    if kind == "sleep":
+        time.sleep(float(seconds))
+    elif kind == "fail":
+        raise OSError(errno.EIO, "a fault was asked for")
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 _spec = os.environ.get("FL_DIST_FAULT", "")

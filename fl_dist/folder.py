@@ -4,8 +4,10 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import socket
 import tempfile
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +17,18 @@ from fl_dist.config import Config, ConfigError, differences, dump, read_yaml
 from fl_dist.paths import expand
 
 MODEL, CONFIG, METRICS, CHECKPOINT = "model.safetensors", "config.yaml", "metrics.jsonl", "checkpoint"
+RECORD = "run.json"
+
+
+@dataclass
+class Record:
+    """What a run remembers of itself beside its configuration."""
+
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    contents: dict[str, str] = field(default_factory=dict)
+    """What its inputs held, as hashes."""
+    saved: bool = False
+    """Whether it has ever made a whole save."""
 
 
 class FolderInUse(ConfigError):
@@ -51,6 +65,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = expand(path)
         self.logs = self.path / "logs"
+        self.record = Record()
         self._lock: IO[str] | None = None
 
     @property
@@ -96,8 +111,11 @@ class RunFolder:
     def _check(self, config: Config) -> bool:
         recorded = self._recorded()
         if not recorded:
+            self._refuse_remains()
+            self._remember()
             self._record(config)
             return False
+        self.record = self._remembered()
         changed = differences(recorded, dump(config))
         if changed:
             shown = "; ".join(changed[:5]) + ("; ..." if len(changed) > 5 else "")
@@ -106,6 +124,43 @@ class RunFolder:
         if recorded["rounds"] < config.rounds:
             self._extend(config, recorded["rounds"])
         return True
+
+    def _refuse_remains(self) -> None:
+        """Without a configuration nothing else of a run may be there: it would be overwritten."""
+        remains = [name for name in (RECORD, METRICS, CHECKPOINT, MODEL) if os.path.lexists(self.path / name)]
+        if remains:
+            raise ConfigError(
+                f"{self.path} holds {', '.join(remains)} of a run, but not its {CONFIG}: put that back, "
+                "or choose another run.dir"
+            )
+
+    def compare_contents(self, contents: dict[str, str]) -> None:
+        """What the inputs hold now must be what they held when the run began."""
+        changed = [name for name, told in self.record.contents.items() if contents.get(name) != told]
+        if changed:
+            raise ConfigError(
+                f"the run in {self.path} began with another {' and '.join(changed)} than there is now: "
+                "put the old files back, or choose another run.dir"
+            )
+        if not self.record.contents:
+            self.record.contents = contents
+            self._remember()
+
+    def mark_saved(self) -> None:
+        if not self.record.saved:
+            self.record.saved = True
+            self._remember()
+
+    def _remember(self) -> None:
+        write_atomically(self.path / RECORD, json.dumps(asdict(self.record), indent=1).encode())
+
+    def _remembered(self) -> Record:
+        try:
+            return Record(**json.loads((self.path / RECORD).read_bytes()))
+        except (OSError, ValueError, TypeError) as e:
+            raise ConfigError(
+                f"{self.path / RECORD} is missing or damaged ({e}): put it back, or choose another run.dir"
+            ) from None
 
     def _extend(self, config: Config, rounds: int) -> None:
         """Make room for more rounds: a finished run goes on from its last save, its model so far keeps another name."""
@@ -130,46 +185,3 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A whole row, or None."""
-    with contextlib.suppress(ValueError):
-        return json.loads(line) if line.endswith(b"\n") else None
-    return None
-
-
-class MetricsFile:
-    """`metrics.jsonl`, one object a line, on disk after every line; lines that do not fit yet are kept."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._waiting: list[str] = []
-
-    def cut(self, rounds: int) -> list[dict[str, Any]]:
-        """Keep the rows of the first `rounds` rounds, cut the rest off (a torn last line too), and return them."""
-        if not self.path.exists():
-            return []
-        rows, end = [], 0
-        for line in self.path.read_bytes().splitlines(keepends=True):
-            row = _parsed(line)
-            if row is None or row["round"] > rounds:
-                break
-            rows.append(row)
-            end += len(line)
-        os.truncate(self.path, end)
-        return rows
-
-    def append(self, row: dict[str, Any]) -> None:
-        """Raises OSError if the line cannot be written now; it goes out with a later one."""
-        self._waiting.append(json.dumps(row) + "\n")
-        with open(self.path, "a") as file:
-            start = file.tell()
-            try:
-                file.write("".join(self._waiting))
-                file.flush()
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.truncate(self.path, start)
-                raise
-        self._waiting.clear()

@@ -10,13 +10,15 @@ import torch
 from safetensors.torch import save
 
 from fl_dist import faults
-from fl_dist.checkpoint import Manifest, NoCheckpoint, Saver, read_file
+from fl_dist.checkpoint import NoCheckpoint, Save, read_server
 from fl_dist.clock import Clock
-from fl_dist.downlink import Downlink
+from fl_dist.downlink import Downlink, Orders
 from fl_dist.evaluate import Evaluator
-from fl_dist.folder import METRICS, MODEL, MetricsFile, RunFolder, write_atomically
+from fl_dist.folder import METRICS, MODEL, RunFolder, write_atomically
+from fl_dist.metrics import MetricsFile, RowsLost
 from fl_dist.monitor.console import Console, summarise, summary_lines
 from fl_dist.monitor.mirror import Mirror, open_mirror
+from fl_dist.saver import Chief, Saver
 from fl_dist.server import Outcome, Server
 from fl_dist.sums import Uplink
 from fl_dist.world import World
@@ -45,7 +47,7 @@ class NoHead:
 
 class Head:
     def __init__(
-        self, world: World, workers: list[int], folder: RunFolder, saver: Saver, clock: Clock, start: Manifest | None
+        self, world: World, workers: list[int], folder: RunFolder, saver: Saver, clock: Clock, start: Save | None
     ) -> None:
         self.world, self.folder, self.saver, self.clock = world, folder, saver, clock
         self.server = Server(world, workers)
@@ -53,44 +55,52 @@ class Head:
         self.metrics = MetricsFile(folder.path / METRICS)
         self.stopping = False
         self._pending: dict[str, Any] | None = None
-        done = 0 if start is None else start.round
-        self.rows = self.metrics.cut(done - 1)
+        done = 0 if start is None else start.manifest.round
+        self.rows = self.metrics.resume(done - 1, start.manifest.extra["rows"] if start else ())
         if start is not None:
             self._restore(start)
         self.console = Console(world.config.rounds, done)
         self.mirror: Mirror = open_mirror(world.config, folder.path)
         self._last_save = done
+        assert saver.chief is not None
+        self.chief: Chief = saver.chief
 
-    def _restore(self, start: Manifest) -> None:
-        tensors = read_file(self.folder.checkpoints, start.server, start.files[start.server])
+    def _restore(self, start: Save) -> None:
+        tensors, extra = read_server(self.folder.checkpoints, start.manifest), start.manifest.extra
         self.server.buffers = tensors.pop("buffers").to(self.world.device)
         for name, tensor in tensors.items():
             setattr(self.server.vars, name, tensor.to(self.world.device))
-        self.server.speeds.restore(start.extra["speeds"])
+        self.server.speeds.restore(extra["speeds"])
         # Whether the round counts as evaluated is decided anew: the run may have more rounds now.
-        self._pending = start.extra["row"] | {"test_loss": None, "test_accuracy": None}
+        self._pending = extra["row"] | {"test_loss": None, "test_accuracy": None}
 
     def order(self, index: int, cohort: list[int], home: dict[int, int], down: Downlink) -> None:
         """Fill the downlink: the model for round `index`, who runs whom, whether to save first or to stop."""
         rounds, every = self.world.config.rounds, self.world.config.checkpoint.every
         stop = self.stopping or index == rounds
+        decided, whole = self.chief.take_fate()
+        if not whole:
+            self._last_save = self.chief.round
+        if self.chief.hopeless:
+            raise NoCheckpoint(self.chief.hopeless)
         due = every > 0 and index - self._last_save >= (1 if stop else every)
         # Whoever interrupts a run wants it back, even one that is not saved as it goes.
         due = due or (self.stopping and self._last_save < index < rounds)
-        if stop:
-            self.saver.join()
-        saving = due and not self.saver.busy
+        # The last save waits for the one before in its own thread, not here, where the other ranks would wait too.
+        saving = due and (stop or not self.saver.busy)
         if saving:
             self._last_save = index
         down.fill(self.server.publish(index, len(cohort)), self.server.buffers)
-        down.order(saving, stop, cohort, self.server.assign(cohort, home))
+        orders = Orders(saving * (2 if self.chief.vanished else 1), stop, decided, whole)
+        down.order(orders, cohort, self.server.assign(cohort, home))
         faults.point("broadcast")
 
     def snapshot(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """The server's variables as they are now, for a save."""
         tensors = {n: t.detach().cpu().clone() for n, t in vars(self.server.vars).items()}
         tensors["buffers"] = self.server.buffers.cpu().clone()
-        return tensors, {"row": self._pending or self.rows[-1], "speeds": self.server.speeds.dump()}
+        row, rows = self._pending or self.rows[-1], list(self.metrics.unwritten)
+        return tensors, {"row": row, "rows": rows, "speeds": self.server.speeds.dump()}
 
     def step(self, index: int, cohort: list[int], assignment: dict[int, int], up: Uplink) -> None:
         faults.point("server")
@@ -135,8 +145,8 @@ class Head:
         self.saver.join()
         if self.stopping and self.rows[-1]["round"] < self.world.config.rounds:
             self.mirror.close({})
-            if self.saver.failure:
-                raise NoCheckpoint(f"interrupted, and the run could not be saved: {self.saver.failure}")
+            if self.chief.failure:
+                raise NoCheckpoint(f"interrupted, and the run could not be saved: {self.chief.failure}")
             self.console.say(f"interrupted after round {self.rows[-1]['round']}; start it again to resume")
             return
         self._write_model()
@@ -145,8 +155,16 @@ class Head:
         for line in summary_lines(summary, os.fspath(self.folder.path), dropped):
             self.console.say(line)
         self.mirror.close(summary)
-        if self.saver.failed and not self.saver.made:
-            raise NoCheckpoint(f"the model is written, but no checkpoint could be: {self.saver.failure}")
+        if self.chief.failed and not self.chief.made:
+            raise NoCheckpoint(f"the model is written, but no checkpoint could be: {self.chief.failure}")
+        self._write_last_rows()
+
+    def _write_last_rows(self) -> None:
+        try:
+            self.metrics.flush()
+        except OSError as e:
+            missing = len(self.metrics.unwritten)
+            raise RowsLost(f"the model is written, but metrics.jsonl lacks {missing} rows: {e.strerror}") from None
 
     def _write_model(self) -> None:
         model = self.world.model

@@ -18,11 +18,12 @@ import yaml
 from fl_dist import __version__, bf16
 from fl_dist import config as configuration
 from fl_dist.arguments import resolve
-from fl_dist.checkpoint import Manifest, NoCheckpoint, folder_name, newest
+from fl_dist.checkpoint import Damaged, NoCheckpoint, Save, load_save, newest
 from fl_dist.client import ClientFailure
 from fl_dist.comm import Comm, Lost, connect, host
 from fl_dist.config import Config, ConfigError
 from fl_dist.folder import RunFolder
+from fl_dist.metrics import RowsLost
 from fl_dist.monitor.console import STARTING
 from fl_dist.place import Place, find
 from fl_dist.server import TooFewSurvivors
@@ -33,7 +34,7 @@ from fl_dist.words import counted
 from fl_dist.world import World
 
 log = logging.getLogger("fl_dist")
-EXPECTED = (ValueError, OSError, ClientFailure, TooFewSurvivors, NoCheckpoint, Lost, MemoryError)
+EXPECTED = (ValueError, OSError, ClientFailure, TooFewSurvivors, NoCheckpoint, RowsLost, Lost, MemoryError)
 """Errors whose message is enough; anything else is a defect and shows its traceback."""
 
 
@@ -102,6 +103,7 @@ def _run(config: Config, folder: RunFolder, place: Place | None, traceback: bool
             start = _claim(config, folder, comm)
             handlers = _log_to(folder, comm)
             world = World(config, comm.device)
+            _compare_contents(world, folder, comm)
             _greet(world, comm, start)
             finished = train(world, comm, folder, start, stop)
             log.info("finished" if finished else "interrupted")
@@ -111,7 +113,7 @@ def _run(config: Config, folder: RunFolder, place: Place | None, traceback: bool
             if comm is not None and not isinstance(e, Lost):
                 comm.fail(_first_line(e), code)
             _complain(e, speaks, traceback or not isinstance(e, EXPECTED))
-            resumable = stop.requested and not isinstance(e, NoCheckpoint)
+            resumable = stop.requested and not isinstance(e, NoCheckpoint | RowsLost)
             return REQUEUE if resumable and code == 1 else code
         finally:
             stop.settle()
@@ -124,18 +126,41 @@ def _run(config: Config, folder: RunFolder, place: Place | None, traceback: bool
                     handler.close()
 
 
-def _claim(config: Config, folder: RunFolder, comm: Comm) -> Manifest | None:
+def _claim(config: Config, folder: RunFolder, comm: Comm) -> Save | None:
     """Rank 0 takes the folder and finds where to start; the others are told."""
-    text = None
+    text, found = None, None
     if comm.rank == 0:
-        resuming = folder.claim(config)
-        found = newest(folder.checkpoints, lambda message: print(f"warning: {message}")) if resuming else None
-        text = json.dumps(0 if found is None else found.round)
-    start = json.loads(comm.share("start", text))
-    return Manifest.read(folder.checkpoints / folder_name(start) / "manifest.json") if start else None
+        found = _newest(folder) if folder.claim(config) else None
+        text = json.dumps([folder.record.id, 0 if found is None else found.manifest.round])
+    folder.record.id, start = json.loads(comm.share("start", text))
+    return load_save(folder.checkpoints, start) if start else None
 
 
-def _greet(world: World, comm: Comm, start: Manifest | None) -> None:
+def _newest(folder: RunFolder) -> Save | None:
+    try:
+        found = newest(folder.checkpoints, folder.record.id, lambda message: print(f"warning: {message}"))
+    except OSError as e:
+        raise Damaged(
+            f"{folder.checkpoints} cannot be read ({e.strerror}); mend it, or choose another run.dir"
+        ) from None
+    if found is None and folder.record.saved:
+        raise Damaged(f"this run was saved, but {folder.checkpoints} holds no save any more; put it back")
+    return found
+
+
+def _compare_contents(world: World, folder: RunFolder, comm: Comm) -> None:
+    """The inputs are those that the run began with, and the same on every rank."""
+    mine, first = world.contents(), None
+    if comm.rank == 0:
+        folder.compare_contents(mine)
+        first = json.dumps(mine)
+    told = json.loads(comm.share("contents", first))
+    other = [name for name in mine if mine[name] != told[name]]
+    if other:
+        raise ConfigError(f"this rank, on {host()}, sees another {' and '.join(other)} than rank 0; mend its files")
+
+
+def _greet(world: World, comm: Comm, start: Save | None) -> None:
     """What runs where: all of it in the log of each rank, in a line or two on the terminal."""
     config, workers = world.config, counted(len(comm.workers), "worker")
     ranks = (
@@ -145,7 +170,7 @@ def _greet(world: World, comm: Comm, start: Manifest | None) -> None:
         if comm.overlaps
         else f"{workers} (rank 0 also serves)"
     )
-    resumed = [f"resuming after round {start.round} of {config.rounds}"] if start is not None else []
+    resumed = [f"resuming after round {start.manifest.round} of {config.rounds}"] if start is not None else []
     job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
     place = f"rank {comm.rank} of {comm.size} on {host()}, process {os.getpid()}, {comm.device}{job}"
     for line in [f"fl_dist {__version__}, torch {torch.__version__}", place, *world.describe(), *resumed]:

@@ -29,6 +29,8 @@ class ClientStates:
         self.home: dict[int, int] = {}
         """Client -> the rank that holds its variables; the same on every rank."""
         self.unsaved: set[int] = set()
+        self._pending: dict[int, set[int]] = {}
+        """Clients that were handed to a save whose fate is not known, by its round."""
 
     def move(self, assignment: Mapping[int, int]) -> None:
         """Send and fetch what the round's assignment asks for."""
@@ -65,17 +67,29 @@ class ClientStates:
 
     def _hold(self, client: int, tensors: dict[str, Tensor]) -> None:
         """A client that came first stays in memory; one that finds no room goes to a file."""
-        if client not in self._mapped and len(self._held.keys() - self._mapped) < self._clients_in_memory:
+        in_memory = len(self._held) - len(self._mapped) - (client in self._held and client not in self._mapped)
+        if client not in self._mapped and in_memory < self._clients_in_memory:
             self._held[client] = tensors
             return
         self._mapped.add(client)
         self._held[client] = {n: _mapped(t, self._spill) for n, t in tensors.items()}
 
-    def take_unsaved(self) -> dict[int, dict[str, Tensor]]:
-        """The variables changed since the last call: tensors that nobody writes to any more."""
-        changed = {c: self._held[c] for c in sorted(self.unsaved) if c in self._held}
-        self.unsaved.clear()
-        return changed
+    def hand_over(self, round_: int, everything: bool = False) -> dict[int, dict[str, Tensor]]:
+        """For a save: the variables that have changed, or all; tensors that nobody writes to any more."""
+        due = self._held.keys() if everything else self.unsaved & self._held.keys()
+        self._pending[round_], self.unsaved = set(due), set()
+        return {c: self._held[c] for c in sorted(due)}
+
+    def decide(self, round_: int, whole: bool) -> None:
+        """The fate of a save: after a failed one its clients are unsaved again."""
+        handed = self._pending.pop(round_, set())
+        if not whole:
+            self.unsaved |= handed
+
+    def doubt(self) -> None:
+        """Before the last save: what is still being saved counts as unsaved, for its fate will not be told."""
+        for round_ in list(self._pending):
+            self.decide(round_, whole=False)
 
     def _empty(self) -> Tensor:
         """Room for a client's variables and a last byte: whether it has any (none if its first round failed)."""

@@ -3,12 +3,13 @@
 from torch import Tensor
 
 from fl_dist import faults
-from fl_dist.checkpoint import Manifest, Saver, read_file
+from fl_dist.checkpoint import Damaged, Save, load_save, newest_round, read_client
 from fl_dist.clock import Clock
 from fl_dist.comm import Comm, Lost
-from fl_dist.downlink import Downlink
+from fl_dist.downlink import Downlink, Orders
 from fl_dist.folder import RunFolder
 from fl_dist.head import Head, NoHead
+from fl_dist.saver import Chief, Saver
 from fl_dist.signals import StopRequest
 from fl_dist.state import Read
 from fl_dist.sums import Uplink
@@ -16,10 +17,10 @@ from fl_dist.worker import Worker
 from fl_dist.world import World
 
 
-def train(world: World, comm: Comm, folder: RunFolder, start: Manifest | None, stop: StopRequest) -> bool:
+def train(world: World, comm: Comm, folder: RunFolder, start: Save | None, stop: StopRequest) -> bool:
     """Run the rounds that are left. False if a signal ended the run before the last one."""
     session = Session(world, comm, folder, start, stop)
-    index = start.round if start else 0
+    index = start.manifest.round if start else 0
     try:
         session.head.catch_up()
         while session.round(index):
@@ -35,12 +36,13 @@ def train(world: World, comm: Comm, folder: RunFolder, start: Manifest | None, s
 class Session:
     """What one rank holds from round to round."""
 
-    def __init__(self, world: World, comm: Comm, folder: RunFolder, start: Manifest | None, stop: StopRequest) -> None:
+    def __init__(self, world: World, comm: Comm, folder: RunFolder, start: Save | None, stop: StopRequest) -> None:
         self.world, self.comm, self.stop, self.clock = world, comm, stop, Clock()
-        self.saver = Saver(folder.checkpoints, comm, world.config.checkpoint.keep, world.config.comm.timeout)
+        self.saver = Saver(folder.checkpoints, comm, folder.record.id)
         self.head: Head | NoHead = NoHead()
         if comm.rank == 0:
-            self.saver.resume(start)
+            keep = world.config.checkpoint.keep
+            self.saver.chief = Chief(folder.checkpoints, folder.record.id, keep, start, folder.mark_saved)
             self.head = Head(world, list(comm.workers), folder, self.saver, self.clock, start)
         self.worker = Worker(world, comm, _reader(folder, start), folder.path)
         self.down = Downlink(world.published(), world.initial_buffers, world.largest, comm.device)
@@ -53,12 +55,11 @@ class Session:
         with self.clock("broadcast"):
             self.head.order(index, cohort, self.worker.states.home, self.down)
             self.comm.broadcast(self.down.buffer)
-        save, last, assignment = self.down.read_orders(cohort)
+        orders, assignment = self.down.read_orders(cohort)
         self.assignment = assignment
-        if save:
-            with self.clock("checkpoint"):
-                self._save(index)
-        if last:
+        with self.clock("checkpoint"):
+            self._save(index, orders)
+        if orders.stop:
             return False
         if self.comm.overlaps:
             self.head.catch_up()
@@ -73,23 +74,36 @@ class Session:
             self.head.catch_up()
         return True
 
-    def _save(self, index: int) -> None:
-        """Begin to save the state after `index` rounds; clients whose last save failed are still unsaved."""
+    def _save(self, index: int, orders: Orders) -> None:
+        """Hear the fate of the last save, and begin to save the state after `index` rounds if that is ordered."""
         states = self.worker.states
-        states.unsaved |= self.saver.take_back()
-        self.saver.start(index, states.take_unsaved(), *self.head.snapshot())
+        if orders.decided:
+            states.decide(orders.decided, bool(orders.whole))
+            if not orders.whole:
+                self.saver.discard(orders.decided)
+        if orders.save:
+            if orders.stop:
+                states.doubt()
+            clients = states.hand_over(index, everything=orders.save > 1)
+            self.saver.start(index, clients, *self.head.snapshot())
 
     def finish(self) -> None:
         self.saver.join()
         self.head.finish()
 
 
-def _reader(folder: RunFolder, start: Manifest | None) -> Read:
+def _reader(folder: RunFolder, start: Save | None) -> Read:
     """Reads a client's variables from the save that the run goes on from."""
-    saved = start or Manifest(0)
+    root, index = folder.checkpoints, dict(start.index) if start else {}
 
     def read(client: int) -> dict[str, Tensor] | None:
-        name = saved.clients.get(str(client))
-        return read_file(folder.checkpoints, name, saved.files[name]) if name else None
+        if client not in index:
+            return None
+        try:
+            return read_client(root, index[client])
+        except Damaged:
+            # Meanwhile rank 0 may have brought them along to a newer save.
+            index.update(load_save(root, newest_round(root)).index)
+            return read_client(root, index[client])
 
     return read

@@ -3,6 +3,8 @@
 import logging
 from pathlib import Path
 
+import torch
+
 from fl_dist import faults
 from fl_dist.client import ClientFailure, LocalTraining, Trained
 from fl_dist.comm import Comm, Lost
@@ -71,15 +73,15 @@ class Worker:
         return None
 
     def _train(self, client: int, r: Round, down: Downlink, up: Uplink) -> Trained:
-        """Local training whose result can be added, or ClientFailure."""
+        """Local training whose result can be added, or ClientFailure; a fault of the machine is not the client's."""
+        state = self.states.load(client, self.world.device) or self.world.algorithm.client_init(down.vars, r)
         try:
-            state = self.states.load(client, self.world.device) or self.world.algorithm.client_init(down.vars, r)
             trained = self.training.run(client, down.vars, down.buffers, state, r)
             up.check(UPDATE, trained.delta, 1.0)
             up.check(BUFFERS, trained.buffers, 1.0)
             for name, (tensor, factor) in trained.sent.items():
                 up.check(name, tensor, factor)
-        except (ClientFailure, Lost, MemoryError):
+        except (ClientFailure, Lost, MemoryError, OSError, torch.OutOfMemoryError):
             raise
         except OutOfRange as e:
             raise ClientFailure(str(e)) from None

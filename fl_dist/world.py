@@ -1,5 +1,6 @@
 """Everything that a configuration means and that every rank builds alike: data, clients, model, algorithm."""
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,17 @@ class World:
             f"algorithm {self.config.algorithm.get('name', 'of parts')}: {self.algorithm.describe()}",
         ]
 
+    def contents(self) -> dict[str, str]:
+        """Hashes of what the run is made of beyond its configuration: files may change behind their names."""
+        data = self.dataset
+        made = {
+            "data": [data.x_train, data.y_train, data.x_test, data.y_test],
+            "partition": [torch.cat(self.samples.rows), torch.tensor([len(rows) for rows in self.samples.rows])],
+            "model": [self.initial, self.initial_buffers],
+            "schedule": [torch.tensor(c) for c in self.schedule or []],
+        }
+        return {name: hashed(tensors) for name, tensors in made.items()}
+
     def cohort(self, index: int) -> list[int]:
         return plan.cohort(self.config.clients, self.schedule, self.config.seed, index)
 
@@ -114,6 +126,17 @@ class World:
 
 
 UPDATE, BUFFERS = "update", "buffers"
+HASHED = 1 << 30
+
+
+def hashed(tensors: list[Tensor]) -> str:
+    """SHA-256 of the tensors' shapes and bytes; of a tensor beyond HASHED bytes, of rows spread evenly over it."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        step = max(1, -(-tensor.nbytes // HASHED))
+        digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+        digest.update(tensor[::step].cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _span(values: list[int]) -> str:

@@ -21,10 +21,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fl_dist import config as configuration
-from fl_dist.checkpoint import Saver
 from fl_dist.client import LocalTraining
 from fl_dist.main import main
 from fl_dist.randomness import torch_generator
+from fl_dist.saver import Saver
 from fl_dist.world import World
 from tests import jobs
 from tests.reference import Problem, ce_gradient

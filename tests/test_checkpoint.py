@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from fl_dist import faults
-from fl_dist.checkpoint import Damaged, Manifest, newest
+from fl_dist.checkpoint import Damaged, Manifest, Save, folder_name, newest
 from fl_dist.main import main
 from tests.jobs import QUIET, model_hash, results, started_ranks
 
@@ -146,12 +147,16 @@ def test_a_round_longer_than_the_grace_time_is_abandoned(tmp_path: Path) -> None
     assert codes == [75, 75]
 
 
+def newest_of(folder: Path) -> Save:
+    found = newest(folder / "checkpoint", json.loads((folder / "run.json").read_text())["id"], pytest.fail)
+    assert found is not None
+    return found
+
+
 def interrupted(folder: Path, *more: str) -> Manifest:
     """A run that was killed after its second save."""
     assert forked(folder, "save-switched:2", *more) == -signal.SIGKILL
-    found = newest(folder / "checkpoint", pytest.fail)
-    assert found is not None
-    return found
+    return newest_of(folder).manifest
 
 
 def damage(path: Path, how: str) -> None:
@@ -163,27 +168,51 @@ def damage(path: Path, how: str) -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize("how", ["flip", "cut", "remove"])
-@pytest.mark.parametrize("file", ["server.safetensors", "manifest.json"])
+HOW = ["flip", "cut", "remove"]
+
+
+@pytest.mark.parametrize("how", HOW)
 def test_a_damaged_save_is_named_and_the_one_before_is_used(
-    how: str, file: str, calm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    how: str, calm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save = interrupted(tmp_path)
-    damage(tmp_path / "checkpoint" / save.folder / file, how)
+    folder = tmp_path / "checkpoint" / folder_name(save.round)
+    damage(folder / "server.safetensors", how)
     assert main(arguments(tmp_path)) == 0
     told = capsys.readouterr().out
     assert any(f"resuming after round {earlier} " in told for earlier in range(1, save.round))
-    assert how == "remove" and file == "manifest.json" or f"{save.folder}/{file}" in told
+    assert f"{folder}/server.safetensors" in told
+    assert (tmp_path / "checkpoint" / f"{folder.name}.damaged-1").is_dir(), "what was damaged is set aside"
     assert_same(tmp_path, calm)
 
 
-def test_a_damaged_client_file_is_found(calm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("how", HOW)
+def test_any_one_damaged_file_loses_nothing(
+    how: str, calm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also an old one, on which every kept save relies."""
+    stopped = tmp_path / "stopped"
+    assert forked(stopped, "save-switched:4") == -signal.SIGKILL
+    save = newest_of(stopped).manifest
+    assert save.history
+    rounds = [folder_name(r) for r in save.rounds]
+    files = [p for p in sorted((stopped / "checkpoint").rglob("*")) if p.is_file() and p.parent.name in rounds]
+    assert any(p.suffix == ".pack" and p.parent.name == rounds[0] for p in files)
+    for k, file in enumerate(files):
+        shutil.copytree(stopped, tmp_path / str(k))
+        damage(tmp_path / str(k) / file.relative_to(stopped), how)
+        assert main(arguments(tmp_path / str(k))) == 0
+        assert_same(tmp_path / str(k), calm)
+
+
+def test_a_pack_is_restored_from_its_copy(calm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save = interrupted(tmp_path)
-    mine = [name for name in save.clients.values() if name.startswith(save.folder)]
-    damage(tmp_path / "checkpoint" / mine[0], "flip")
-    assert main(arguments(tmp_path)) == 0
-    assert mine[0] in capsys.readouterr().out
-    assert_same(tmp_path, calm)
+    pack = tmp_path / "checkpoint" / folder_name(save.round) / save.packs[0]
+    whole = pack.read_bytes()
+    damage(pack, "flip")
+    newest(tmp_path / "checkpoint", save.run, print)
+    assert f"{pack} was damaged and is restored from its copy" in capsys.readouterr().out
+    assert pack.read_bytes() == whole
 
 
 def test_no_whole_save_left_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,29 +223,24 @@ def test_no_whole_save_left_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no whole checkpoint is left" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "round-000001/../../x", "round-000004/other.bin"])
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "../round-000001/clients-0.pack", "other.bin"])
 def test_a_manifest_cannot_name_a_file_outside(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "manifest.json"
-    path.write_bytes(Manifest(4, {name: {"sha256": "", "bytes": 0}}, {"1": name}).encode())
-    with pytest.raises(Damaged, match="outside the checkpoints"):
-        Manifest.read(path)
+    (tmp_path / "round-000004").mkdir()
+    Manifest("run", 4, clients={"1": (name, 0, 1, "")}, packs=[name]).write(tmp_path)
+    with pytest.raises(Damaged, match="names what cannot belong to it"):
+        Manifest.read(tmp_path, 4)
 
 
-def test_only_changed_clients_are_written_and_old_files_are_collected(calm: Path) -> None:
-    root = calm / "checkpoint"
-    save = newest(root, pytest.fail)
-    assert save is not None and save.round == 6
-    on_disk = {f"{p.parent.name}/{p.name}" for p in root.glob("*/client-*")}
-    kept = [Manifest.read(p) for p in root.glob("*/manifest.json")]
+def test_only_changed_clients_are_written_and_old_saves_are_collected(calm: Path) -> None:
+    root, save = calm / "checkpoint", newest_of(calm)
+    assert save.manifest.round == 6
+    assert len(save.manifest.clients) < len(save.index)
+    there = {int(p.name.removeprefix("round-")): {f.name for f in p.iterdir()} for p in root.glob("round-*")}
+    kept = [Manifest.read(root, r) for r, names in there.items() if "server.safetensors" in names]
     assert len(kept) == 2
-    assert on_disk == {name for m in kept for name in m.clients.values()}
-    written_last = {c for c, name in save.clients.items() if name.startswith(save.folder)}
-    earlier = next(m for m in kept if m.round < save.round)
-    unchanged = {c for c, name in earlier.clients.items() if save.clients[c] == name}
-    assert written_last
-    assert written_last | unchanged == set(save.clients)
-    for name, entry in save.files.items():
-        assert (root / name).stat().st_size == entry["bytes"]
+    assert set(there) == {r for m in kept for r in m.rounds}
+    for round_, names in there.items():
+        assert names <= set(Manifest.read(root, round_).files)
 
 
 def test_nothing_is_pickled_and_nothing_is_open_to_all(calm: Path) -> None:
@@ -255,20 +279,19 @@ def test_a_full_disk_warns_and_training_goes_on(tmp_path: Path, calm: Path, caps
         assert "no checkpoint could be" in told.err
         assert "Traceback" not in told.err
         assert len(results(disk / "run")) == 3
-        assert not list((disk / "run" / "checkpoint").rglob("*.safetensors"))
+        assert not [p for p in (disk / "run" / "checkpoint").rglob("*") if p.is_file()]
 
 
 def test_a_disk_that_fills_up_keeps_the_last_good_save(tmp_path: Path, calm: Path) -> None:
     with small_disk(tmp_path / "disk", "400k") as disk:
         child = forked(disk / "run", "server:3")
         assert child == -signal.SIGKILL
-        good = newest(disk / "run" / "checkpoint", pytest.fail)
+        good = newest_of(disk / "run").manifest
         with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as filler:
             while True:
                 filler.write(bytes(1 << 10))
         assert forked(disk / "run", "server:3") == -signal.SIGKILL
-        after = newest(disk / "run" / "checkpoint", pytest.fail)
-        assert good is not None and after is not None and after.round >= good.round
+        assert newest_of(disk / "run").manifest.round >= good.round
         (disk / "filler").unlink()
         assert main(arguments(disk / "run")) == 0
         assert_same(disk / "run", calm)
@@ -314,7 +337,7 @@ def test_a_dropped_client_is_as_if_not_sampled(policy: str, tmp_path: Path) -> N
     assert [r["dropped"] for r in results(tmp_path / "with")] == [[2], [], [2]]
     log = (tmp_path / "with" / "logs" / "rank0.log").read_text()
     assert log.count("client 2") == (4 if policy == "retry" else 2)
-    assert not list((tmp_path / "with" / "checkpoint").glob("*/client-000002*"))
+    assert 2 not in newest_of(tmp_path / "with").index
 
 
 def test_too_few_survivors_stop_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -378,9 +401,10 @@ def test_a_run_that_is_not_saved_as_it_goes_is_saved_when_interrupted(calm_long:
 
 
 def test_an_interrupted_run_that_cannot_be_saved_does_not_ask_for_a_requeue(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint").touch()
     with started_ranks(1, arguments(tmp_path, "rounds=100000", "topology.server=shared")) as (process,):
-        wait_for(lambda: (tmp_path / "metrics.jsonl").exists())
+        wait_for(lambda: (tmp_path / "checkpoint" / "latest").exists())
+        (tmp_path / "checkpoint").rename(tmp_path / "away")
+        (tmp_path / "checkpoint").touch()
         os.kill(process.pid, signal.SIGUSR1)
         output = process.communicate(timeout=60)[0]
     assert process.returncode == 1

@@ -1,0 +1,89 @@
+"""`metrics.jsonl`: one object a round, each line whole or absent."""
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fl_dist.folder import write_atomically
+
+log = logging.getLogger("fl_dist")
+Row = dict[str, Any]
+
+
+class RowsLost(RuntimeError):
+    """Rows that could not be written to the end."""
+
+
+class MetricsFile:
+    """On disk after every row; rows that cannot be written are kept and go out with later ones."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.unwritten: list[Row] = []
+        self._torn: int | None = None
+        """Where the file ended before a write that left a part of a line."""
+
+    def resume(self, rounds: int, unwritten: Sequence[Row] = ()) -> list[Row]:
+        """The rows of the first `rounds` rounds, from the file and from a save; the file then holds just these."""
+        there = self.path.read_bytes() if self.path.exists() else b""
+        lines = there.splitlines(keepends=True)
+        read = [row for row in map(parsed, lines) if row is not None]
+        rows = {row["round"]: row for row in [*read, *unwritten] if row["round"] <= rounds}
+        if len(rows) < rounds:
+            log.warning("%s lacks %d of the rounds so far", self.path, rounds - len(rows))
+        if len(read) < len([line for line in lines if line.endswith(b"\n")]):
+            log.warning("%s has lines that are no rows; it is kept as %s", self.path, DAMAGED)
+            write_atomically(self.path.with_name(DAMAGED), there)
+        kept = [rows[r] for r in sorted(rows)]
+        data = _lines(kept)
+        if there.startswith(data) and there:
+            os.truncate(self.path, len(data))  # works on a full disk too
+        elif data != there:
+            write_atomically(self.path, data)
+        return kept
+
+    def append(self, row: Row) -> None:
+        """OSError if the row cannot be written now."""
+        self.unwritten.append(row)
+        self.flush()
+
+    def flush(self) -> None:
+        if not self.unwritten:
+            return
+        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            if self._torn is not None:  # not even the cut could be made
+                os.ftruncate(handle, self._torn)
+            self._torn = os.fstat(handle).st_size
+            _write(handle, _lines(self.unwritten))
+            self._torn, self.unwritten = None, []
+        finally:
+            with contextlib.suppress(OSError):
+                if self._torn is not None:
+                    os.ftruncate(handle, self._torn)
+            os.close(handle)
+
+
+DAMAGED = "metrics.damaged.jsonl"
+
+
+def parsed(line: bytes) -> Row | None:
+    """A whole row, or None."""
+    with contextlib.suppress(ValueError):
+        row = json.loads(line) if line.endswith(b"\n") else None
+        return row if isinstance(row, dict) and isinstance(row.get("round"), int) else None
+    return None
+
+
+def _lines(rows: Sequence[Row]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def _write(handle: int, data: bytes) -> None:
+    """All of it: the system may take only a part at a time."""
+    while data:
+        data = data[os.write(handle, data) :]

@@ -1,0 +1,231 @@
+"""Saving while training goes on: a thread on each rank writes, rank 0's completes the save and tidies up.
+
+The fate of a save is known to rank 0 and told to all with the next round's orders: clients of a save that failed, for
+whatever reason and on whichever rank, are unsaved again on every rank.
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fl_dist import checkpoint, faults
+from fl_dist.checkpoint import Entry, Index, Manifest, PackWriter, Save, Tensors, folder_name
+from fl_dist.comm import Comm
+from fl_dist.folder import sync_folder, write_atomically
+
+log = logging.getLogger("fl_dist")
+SLACK, RECENT = 2, 4
+"""Packs may hold this many entries for each client, and those of some recent saves; beyond that, the oldest clients
+are brought along."""
+CARRIED = "clients-carried.pack"
+VOICE = 30.0
+"""Seconds after which a save that waits for a rank says so."""
+
+
+class Saver:
+    """This rank's part of a save: one thread at a time that writes what the rank holds."""
+
+    def __init__(self, root: Path, comm: Comm, run: str) -> None:
+        self.root, self.comm, self.run = root, comm, run
+        self.chief: Chief | None = None
+        """On rank 0: completes the saves of all ranks."""
+        self._thread: threading.Thread | None = None
+        self._abandoned = threading.Event()
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, round_: int, clients: dict[int, Tensors], server: Tensors | None, extra: dict[str, Any]) -> None:
+        """Begin a save of what the arguments hold; nobody may write to these tensors any more."""
+        self.join()
+        self._thread = threading.Thread(target=self._run, args=(round_, clients, server, extra), daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """End the thread, whatever it waits for: one left behind in the store would crash the interpreter's end."""
+        self._abandoned.set()
+        self.join()
+
+    def _run(self, round_: int, clients: dict[int, Tensors], server: Tensors | None, extra: dict[str, Any]) -> None:
+        mine: dict[str, Any] = {"clients": {}, "server": {}, "error": ""}
+        try:
+            self._write(round_, clients, server, mine)
+        except Exception as e:
+            self.discard(round_)
+            mine = {"clients": {}, "server": {}, "error": f"{_told(e)} ({self.root})"}
+        # When the job is lost, the store is too; the save then stays unfinished, as if the process had been killed.
+        try:
+            self.comm.post(f"save/{round_}/{self.comm.rank}", json.dumps(mine))
+            if self.chief is not None:
+                self.chief.complete(round_, [self._await(round_, r) for r in range(self.comm.size)], extra)
+        except RuntimeError as e:
+            log.info("the save of round %d was not completed: %s", round_, e)
+
+    def _write(self, round_: int, clients: dict[int, Tensors], server: Tensors | None, mine: dict[str, Any]) -> None:
+        folder = self.root / folder_name(round_)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        (folder / checkpoint.UNFINISHED).write_text(self.run)
+        faults.point("save-begin")
+        if server is not None:
+            mine["server"] = checkpoint.write_server(folder, server)
+        if clients:
+            with PackWriter(folder, self._pack) as writer:
+                for client, tensors in clients.items():
+                    writer.add(client, checkpoint.packed(tensors))
+            mine["clients"] = writer.clients
+        sync_folder(folder)
+        faults.point("save-written")
+
+    @property
+    def _pack(self) -> str:
+        return f"clients-{self.comm.rank}.pack"
+
+    def discard(self, round_: int) -> None:
+        """Free the space that this rank took for a save that failed."""
+        names = [self._pack, checkpoint.copy_of(self._pack)]
+        if self.chief is not None:
+            names += [checkpoint.SERVER, checkpoint.UNFINISHED, CARRIED, checkpoint.copy_of(CARRIED)]
+        checkpoint.remove(self.root / folder_name(round_), names)
+
+    def _await(self, round_: int, rank: int) -> dict[str, Any]:
+        """What a rank says of its part, however long it takes: a slow disk is no failure, a lost rank ends the run."""
+        key, began, told = f"save/{round_}/{rank}", time.monotonic(), VOICE
+        while (text := self.comm.read(key)) is None:
+            if self._abandoned.wait(0.01) or self.comm.read("failure"):
+                raise RuntimeError("the run ended before every rank had saved")
+            if time.monotonic() - began > told:
+                log.warning("the save of round %d waits for rank %d since %.0f s", round_, rank, told)
+                told *= 2
+        self.comm.forget(key)
+        return json.loads(text)
+
+
+class Chief:
+    """Rank 0's view of all saves: what is where, what is kept, what may go."""
+
+    def __init__(self, root: Path, run: str, keep: int, start: Save | None, on_first: Callable[[], None]) -> None:
+        self.root, self.run, self.keep, self._on_first = root, run, keep, on_first
+        self.index: Index = {} if start is None else dict(start.index)
+        self.round = 0 if start is None else start.manifest.round
+        """The round of the newest whole save."""
+        self.made = self.failed = 0
+        self.failure = ""
+        """Why the last save failed; empty after a good one."""
+        self.vanished = False
+        """Files that later saves rely on are gone: what the ranks hold has to be saved anew, all of it."""
+        self.hopeless = ""
+        """Why no save can be whole any more."""
+        self._fate: tuple[int, bool] | None = None
+        if os.path.isdir(root):
+            checkpoint.set_aside(root, self.round)
+            checkpoint.remove_unfinished(root, run)
+        self._known = checkpoint.manifests(root, run)
+        kept = [m for r, m in self._known.items() if (root / folder_name(r) / checkpoint.SERVER).is_file()]
+        self._kept: list[Manifest] = kept[-keep:]
+        self._live = Counter(entry.round for entry in self.index.values())
+        needed = [self._known[r] for r in start.manifest.rounds] if start else []
+        self._entries = deque(item for m in needed for item in m.entries())
+        """What the packs hold, the oldest first; some of it written again since."""
+
+    def complete(self, round_: int, parts: list[dict[str, Any]], extra: dict[str, Any]) -> None:
+        """When every rank has written: the manifest, which makes the save whole, and then what it makes superfluous."""
+        errors = [f"rank {rank}: {part['error']}" for rank, part in enumerate(parts) if part["error"]]
+        try:
+            if errors:
+                raise OSError("; ".join(errors))
+            written = [(int(c), Entry(round_, *place)) for part in parts for c, place in part["clients"].items()]
+            self._switch(round_, dict(written), parts[0]["server"], extra)
+        except (OSError, checkpoint.Damaged) as e:
+            self.failed, self.failure = self.failed + 1, str(e) if errors else f"{_told(e)} ({self.root})"
+            log.warning("the checkpoint of round %d could not be written: %s; training goes on", round_, self.failure)
+        self._fate = (round_, not self.failure)
+
+    def take_fate(self) -> tuple[int, bool]:
+        """The round of a save that was decided and whether it is whole, to be told once; (0, True) if there is none."""
+        fate, self._fate = self._fate, None
+        return fate or (0, True)
+
+    def _switch(self, round_: int, changed: Index, server: dict[str, Any], extra: dict[str, Any]) -> None:
+        self._look_for_what_is_needed(changed)
+        carried, passed = self._carry(round_, changed)
+        changed |= carried
+        live = self._live + Counter(entry.round for entry in changed.values())
+        live.subtract(self.index[c].round for c in changed if c in self.index)
+        history = sorted(r for r, clients in live.items() if clients > 0 and r != round_)
+        clients, packs = {str(c): e[1:] for c, e in changed.items()}, sorted({e.pack for e in changed.values()})
+        manifest = Manifest(self.run, round_, server, clients, packs, history, extra)
+        faults.point("save-manifest")
+        manifest.write(self.root)
+        (self.root / folder_name(round_) / checkpoint.UNFINISHED).unlink(missing_ok=True)
+        faults.point("save-pointer")
+        write_atomically(self.root / "latest", folder_name(round_).encode())
+        faults.point("save-switched")
+        self.index |= changed
+        for _ in range(passed):
+            self._entries.popleft()
+        self._entries.extend(changed.items())
+        self._live, self._known[round_] = +live, manifest
+        self.round, self.made, self.failure, self.vanished = round_, self.made + 1, "", False
+        if self.made == 1:
+            self._on_first()
+        self._collect(manifest)
+
+    def _look_for_what_is_needed(self, changed: Index) -> None:
+        """Before a save builds on others: see that they are still there."""
+        gone = {r for r in self._live if not checkpoint.is_there(self.root, self._known[r])}
+        lost = {c for c, entry in self.index.items() if entry.round in gone} - changed.keys() if gone else set()
+        if lost and self.vanished:
+            self.hopeless = f"checkpoint files vanished with the variables of {len(lost)} clients that no rank holds"
+            raise OSError(self.hopeless)
+        if lost:
+            self.vanished = True
+            raise OSError(
+                f"files of earlier checkpoints have vanished, e.g. {folder_name(min(gone))}; all is saved anew"
+            )
+
+    def _carry(self, round_: int, changed: Index) -> tuple[Index, int]:
+        """The oldest clients come along, as many as changed at most: no pack outlives what is in it.
+
+        Returned are their new entries and how many old ones have thereby been dealt with.
+        """
+        chosen: Index = {}
+        most = SLACK * len(self.index) + RECENT * len(changed)
+        passed = 0
+        for client, entry in self._entries:
+            if len(self._entries) - passed <= most or len(chosen) == len(changed):
+                break
+            passed += 1
+            if self.index[client] == entry and client not in changed:
+                chosen[client] = entry
+        if not chosen:
+            return {}, passed
+        with PackWriter(self.root / folder_name(round_), CARRIED) as writer:
+            checkpoint.carry(self.root, chosen, writer)
+        return {int(client): Entry(round_, *place) for client, place in writer.clients.items()}, passed
+
+    def _collect(self, manifest: Manifest) -> None:
+        """Remove what the saves of this run wrote and no kept save needs."""
+        saves = [*self._kept, manifest]
+        self._kept = saves[-self.keep :]
+        needed = {r for m in self._kept for r in m.rounds}
+        for old in saves[: -self.keep]:
+            checkpoint.remove(self.root / folder_name(old.round), [checkpoint.SERVER])
+        for round_ in [r for r in self._known if r not in needed]:
+            checkpoint.remove(self.root / folder_name(round_), self._known.pop(round_).files)
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error) if isinstance(error, checkpoint.Damaged) else f"{type(error).__name__}: {error}"

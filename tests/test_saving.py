@@ -1,0 +1,419 @@
+"""Saves under stress: slow disks, failed parts, vanished and foreign files, rows that cannot be written, growth."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fl_dist import checkpoint, metrics
+from fl_dist.checkpoint import folder_name, load_save, newest, rounds_in
+from fl_dist.comm import Alone
+from fl_dist.config import Topology
+from fl_dist.main import main
+from fl_dist.metrics import MetricsFile
+from fl_dist.saver import Chief, Saver
+from tests.harness import saving_at_once
+from tests.jobs import QUIET, model_hash, results, run_ranks, started_ranks
+from tests.test_checkpoint import forked, newest_of, wait_for
+
+SETTINGS = (
+    *QUIET,
+    "rounds=8",
+    "model={name: mlp, hidden: [16]}",
+    "partition={name: dirichlet, alpha: 0.3, variant: unbalanced}",
+    "clients={total: 8, per_round: 3, on_failure: drop}",
+    "local={epochs: 1, batch_size: 32, lr: 0.05, momentum: 0.0}",
+    "algorithm.name=scaffold",
+)
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    return [*SETTINGS, f"run.dir={folder}", *more]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("calm") / "run"
+    assert main(arguments(folder)) == 0
+    return folder
+
+
+def assert_same(folder: Path, calm: Path) -> None:
+    assert model_hash(folder) == model_hash(calm)
+    assert results(folder) == results(calm)
+
+
+class Store(Alone):
+    """A communicator for savers that are driven by hand."""
+
+    def __init__(self) -> None:
+        super().__init__(Topology(device="cpu"))
+
+
+class Hand:
+    """One rank's saver and rank 0's chief, driven by hand; clients are small vectors."""
+
+    def __init__(self, root: Path, keep: int = 2) -> None:
+        self.root, self.saver = root, Saver(root, Store(), "run")
+        self.chief = self.saver.chief = Chief(root, "run", keep, newest(root, "run", pytest.fail), lambda: None)
+        self.now: dict[int, float] = {}
+
+    def save(self, round_: int, clients: dict[int, float]) -> bool:
+        tensors = {c: {"h": torch.full((4,), value)} for c, value in clients.items()}
+        self.saver.start(round_, tensors, {"x": torch.tensor([float(round_)])}, {"rows": []})
+        self.saver.join()
+        told, whole = self.chief.take_fate()
+        assert told == round_
+        if whole:
+            self.now |= clients
+        else:
+            self.saver.discard(round_)
+        return whole
+
+    def stored(self, round_: int | None = None) -> dict[int, float]:
+        save = load_save(self.root, round_ or self.chief.round)
+        return {c: float(checkpoint.read_client(self.root, e)["h"][0]) for c, e in save.index.items()}
+
+
+class TestFate:
+    def test_a_slow_disk_is_no_failure(self, calm: Path, tmp_path: Path) -> None:
+        """A sync of 3 s where ranks count as lost after 2: the save waits, the clients are not forgotten."""
+        slow = {"FL_DIST_FAULT": "sync:1@1=sleep:3"}
+        codes, outputs = run_ranks(3, arguments(tmp_path, "comm.timeout=2"), **slow)
+        assert codes == [0, 0, 0], outputs
+        assert newest_of(tmp_path).index.keys() == newest_of(calm).index.keys()
+        assert_same(tmp_path, calm)
+
+    def test_a_part_that_fails_gives_all_clients_back(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        hand = Hand(tmp_path)
+        assert hand.save(1, {0: 1.0, 1: 1.0})
+        monkeypatch.setattr(checkpoint, "sync", fail)
+        assert not hand.save(2, {1: 2.0})
+        monkeypatch.undo()
+        assert "disk trouble" in hand.chief.failure
+        assert rounds_in(tmp_path) == [1], "a failed save leaves nothing"
+        assert hand.stored() == {0: 1.0, 1: 1.0}
+        assert hand.save(3, {1: 3.0})
+        assert hand.chief.failure == ""
+        assert hand.stored() == {0: 1.0, 1: 3.0}
+
+    @pytest.mark.parametrize("rank", [0, 1, 2])
+    def test_a_failed_save_of_any_rank_loses_no_client(self, rank: int, calm: Path, tmp_path: Path) -> None:
+        """Rank's third sync fails once; the run is killed later and resumed."""
+        faults = {"FL_DIST_FAULT": f"sync:3@{rank}=fail,server:7@0"}
+        codes, outputs = run_ranks(3, arguments(tmp_path), **faults)
+        assert codes[0] == -signal.SIGKILL
+        assert "could not be written: rank" in outputs[0]
+        assert main(arguments(tmp_path)) == 0
+        assert_same(tmp_path, calm)
+
+
+def fail(*_: Any) -> None:
+    raise OSError(5, "disk trouble")
+
+
+class TestFolder:
+    """A folder that shows traces of a run is never taken for a new one, and nothing foreign is removed."""
+
+    @pytest.fixture
+    def stopped(self, tmp_path: Path) -> Path:
+        with saving_at_once():
+            assert forked_here(tmp_path / "run") == -signal.SIGKILL
+        return tmp_path / "run"
+
+    @pytest.mark.parametrize(
+        ("harm", "message"),
+        [
+            (lambda f: (f / "config.yaml").unlink(), "but not its config.yaml: put that back"),
+            (lambda f: (f / "run.json").unlink(), "run.json is missing or damaged"),
+            (lambda f: (f / "run.json").write_text("{"), "run.json is missing or damaged"),
+            (lambda f: shutil.rmtree(f / "checkpoint"), "holds no save any more"),
+            (lambda f: emptied(f / "checkpoint"), "holds no save any more"),
+            (lambda f: dangling(f / "checkpoint"), "checkpoint cannot be read"),
+            (lambda f: replaced(f / "checkpoint"), "checkpoint cannot be read"),
+        ],
+    )
+    def test_what_is_missing_is_said(self, harm: Callable[[Path], None], message: str, stopped: Path, capsys) -> None:
+        harm(stopped)
+        before = sorted(p for p in stopped.parent.rglob("*") if "logs" not in p.parts and p.name != "lock")
+        assert main(arguments(stopped)) in (1, 2)
+        assert message in capsys.readouterr().err
+        assert sorted(p for p in stopped.parent.rglob("*") if "logs" not in p.parts and p.name != "lock") == before
+
+    @pytest.mark.parametrize("text", [b"round-999999", b"", b"\xff\xfe", b"../../x"])
+    def test_the_pointer_is_for_people(self, text: bytes, calm: Path, stopped: Path) -> None:
+        (stopped / "checkpoint" / "latest").write_bytes(text)
+        assert main(arguments(stopped)) == 0
+        assert_same(stopped, calm)
+
+    def test_a_finished_runs_model_is_safe(self, calm: Path, tmp_path: Path, capsys) -> None:
+        shutil.copytree(calm, tmp_path / "run")
+        (tmp_path / "run" / "config.yaml").unlink()
+        assert main(arguments(tmp_path / "run")) == 2
+        assert model_hash(tmp_path / "run") == model_hash(calm)
+
+    def test_foreign_files_and_links_stay(self, calm: Path, stopped: Path) -> None:
+        outside = stopped.parent / "outside"
+        outside.mkdir()
+        root = stopped / "checkpoint"
+        precious = [outside / "a", root / "round-000001-backup" / "b", root / "round-000002" / "mine", root / "notes"]
+        precious += [root / "round-000777" / "clients-1.pack"]
+        for file in precious:
+            file.parent.mkdir(exist_ok=True)
+            file.write_text("precious")
+        (root / "round-000888").symlink_to(outside)
+        (root / "round-zzz").symlink_to(outside)
+        assert main(arguments(stopped)) == 0
+        assert [f.read_text() for f in precious] == ["precious"] * len(precious)
+        assert_same(stopped, calm)
+
+    def test_vanished_checkpoints_are_noticed_and_made_anew(self, tmp_path: Path) -> None:
+        hand = Hand(tmp_path)
+        assert hand.save(1, {0: 1.0, 1: 1.0, 2: 1.0})
+        shutil.rmtree(tmp_path)
+        assert not hand.save(2, {1: 2.0})
+        assert "have vanished" in hand.chief.failure and hand.chief.vanished
+        assert hand.save(3, {0: 1.0, 1: 2.0, 2: 1.0})
+        assert not hand.chief.vanished
+        assert hand.stored() == {0: 1.0, 1: 2.0, 2: 1.0}
+
+    def test_vanished_checkpoints_of_clients_that_nobody_holds_end_the_run(self, tmp_path: Path) -> None:
+        hand = Hand(tmp_path)
+        assert hand.save(1, {0: 1.0, 1: 1.0})
+        shutil.rmtree(tmp_path)
+        assert not hand.save(2, {1: 2.0})
+        assert not hand.save(3, {1: 2.0})
+        assert "the variables of 1 clients that no rank holds" in hand.chief.hopeless
+
+    def test_a_live_run_survives_the_loss_of_its_checkpoints(self, calm: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "run"
+        more = ("rounds=100000", "local.epochs=3")
+        with started_ranks(2, arguments(folder, *more)) as ranks:
+            wait_for(lambda: newest_round(folder) >= 3)
+            shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+            reached = len(results(folder))
+            wait_for(lambda: newest_round(folder) > reached)
+            os.kill(ranks[0].pid, signal.SIGKILL)
+            outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+        assert "have vanished" in outputs[0]
+        assert newest_of(folder).index.keys() >= {0, 1, 2}
+
+
+def newest_round(folder: Path) -> int:
+    return checkpoint.newest_round(folder / "checkpoint")
+
+
+def forked_here(folder: Path) -> int:
+    return forked(folder, "server:5", *SETTINGS[1:])
+
+
+def emptied(path: Path) -> None:
+    shutil.rmtree(path)
+    path.mkdir()
+
+
+def dangling(path: Path) -> None:
+    shutil.rmtree(path)
+    path.symlink_to("/no/such/folder")
+
+
+def replaced(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_text("a file")
+
+
+class TestContents:
+    """Other contents behind the same names are another run."""
+
+    @staticmethod
+    def write_data(path: Path, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        y = np.arange(40) % 2
+        np.savez(path, x_train=rng.normal(size=(40, 3)), y_train=y, x_test=rng.normal(size=(8, 3)), y_test=y[:8])
+
+    @pytest.mark.parametrize("what", ["data", "model", "schedule"])
+    def test_changed_files_are_noticed(self, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        def write(seed: int) -> None:
+            if what == "data" or not (tmp_path / "d.npz").exists():
+                self.write_data(tmp_path / "d.npz", seed)
+            if what == "model" or not (tmp_path / "w.safetensors").exists():
+                layer = {"layers.0.weight": torch.full((2, 3), float(seed)), "layers.0.bias": torch.zeros(2)}
+                save_file(layer, tmp_path / "w.safetensors")
+            if what == "schedule" or not (tmp_path / "s.yaml").exists():
+                (tmp_path / "s.yaml").write_text(f"[[0], [{seed}], [2], [3]]")
+
+        inputs = [
+            *QUIET,
+            f"data={{name: npz, path: {tmp_path}/d.npz}}",
+            f"model={{name: mlp, hidden: [], init: {tmp_path}/w.safetensors}}",
+            f"clients={{total: 4, schedule: {tmp_path}/s.yaml}}",
+            f"run.dir={tmp_path / 'run'}",
+        ]
+        write(1)
+        assert main([*inputs, "rounds=2"]) == 0
+        write(2)
+        assert main([*inputs, "rounds=4"]) == 2
+        assert f"began with another {what} than there is now" in capsys.readouterr().err
+        write(1)
+        assert main([*inputs, "rounds=4"]) == 0
+
+    def test_a_rank_that_sees_other_data_is_named(self, tmp_path: Path) -> None:
+        for rank in (0, 1):
+            (tmp_path / str(rank)).mkdir()
+            self.write_data(tmp_path / str(rank) / "d.npz", rank)
+        inputs = [*QUIET, f"data={{name: npz, path: {tmp_path}/$RANK/d.npz}}", "model={name: mlp}", "clients.total=4"]
+        codes, outputs = run_ranks(2, [*inputs, "clients.per_round=2", "rounds=1", f"run.dir={tmp_path / 'run'}"])
+        assert codes == [2, 2], outputs
+        assert "rank 1 on" in outputs[0] and "sees another data than rank 0" in outputs[0]
+
+
+class TestRows:
+    ROWS = [{"round": k, "loss": 1 / k} for k in range(1, 6)]
+
+    def test_a_torn_write_leaves_no_fragment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = MetricsFile(tmp_path / "m.jsonl")
+        file.append(self.ROWS[0])
+        real = os.write
+        monkeypatch.setattr(metrics.os, "write", half_then_full(real))
+        with pytest.raises(OSError, match="No space"):
+            file.append(self.ROWS[1])
+        monkeypatch.undo()
+        assert rows_of(file) == self.ROWS[:1]
+        file.append(self.ROWS[2])
+        assert rows_of(file) == self.ROWS[:3]
+
+    def test_reading_keeps_good_rows_after_a_bad_line(self, tmp_path: Path) -> None:
+        path = tmp_path / "m.jsonl"
+        lines = [json.dumps(row) for row in self.ROWS]
+        path.write_text("\n".join([lines[0], '{"round": 2, "lo', lines[2], "[]", lines[3]]) + '\n{"round": 5')
+        file = MetricsFile(path)
+        assert [row["round"] for row in file.resume(5, [self.ROWS[1]])] == [1, 2, 3, 4]
+        assert rows_of(file) == self.ROWS[:4]
+        assert (tmp_path / metrics.DAMAGED).exists()
+
+    def test_rows_beyond_the_save_go(self, tmp_path: Path) -> None:
+        file = MetricsFile(tmp_path / "m.jsonl")
+        for row in self.ROWS:
+            file.append(row)
+        assert file.resume(3) == self.ROWS[:3]
+        assert rows_of(file) == self.ROWS[:3]
+
+    def test_rows_that_cannot_be_written_end_the_run_with_an_error(self, tmp_path: Path, capsys) -> None:
+        blocked = tmp_path / "run" / "metrics.jsonl"
+        threading.Thread(target=block, args=(blocked,)).start()
+        assert main(arguments(tmp_path / "run", "rounds=40", "local.epochs=3")) == 1
+        error = capsys.readouterr().err
+        assert "the model is written, but metrics.jsonl lacks" in error
+        assert "Traceback" not in error
+
+    def test_unwritten_rows_are_in_the_checkpoint(self, calm: Path, tmp_path: Path) -> None:
+        child = os.fork()
+        if child == 0:
+            MetricsFile.flush = fail  # type: ignore[method-assign]
+            os._exit(forked_main(tmp_path))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        assert not (tmp_path / "metrics.jsonl").exists()
+        assert main(arguments(tmp_path)) == 0
+        assert_same(tmp_path, calm)
+
+
+def forked_main(folder: Path) -> int:
+    from fl_dist import faults
+
+    faults.point = faults.armed("server:6")
+    with saving_at_once():
+        return main(arguments(folder))
+
+
+def half_then_full(real: Callable[[int, bytes], int]) -> Callable[[int, bytes], int]:
+    done = []
+
+    def write(handle: int, data: bytes) -> int:
+        if done:
+            raise OSError(28, "No space left on device")
+        done.append(True)
+        return real(handle, data[: len(data) // 2])
+
+    return write
+
+
+def block(path: Path) -> None:
+    """Put a folder where the file was, as soon as there is one."""
+    wait_for(path.exists)
+    path.rename(path.with_suffix(".gone"))
+    path.mkdir()
+
+
+def rows_of(file: MetricsFile) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.path.read_text().splitlines()]
+
+
+class TestGrowth:
+    """The cost of a save depends on the clients that changed, not on those that exist."""
+
+    def test_packs_are_bounded_and_everything_is_found_again(self, tmp_path: Path) -> None:
+        hand, rng = Hand(tmp_path), np.random.default_rng(0)
+        assert hand.save(1, {c: 1.0 for c in range(200)})
+        for round_ in range(2, 150):
+            assert hand.save(round_, {int(c): float(round_) for c in rng.choice(200, 5, replace=False)})
+        assert hand.stored() == hand.now
+        entries = sum(len(checkpoint.Manifest.read(tmp_path, r).clients) for r in rounds_in(tmp_path))
+        assert entries <= 2 * 200 + 10 * 10
+        before = load_save(tmp_path, 148)
+        assert before.manifest.round == 148 and len(before.index) == 200
+        again = Hand(tmp_path)
+        assert again.stored() == hand.now
+        assert again.save(150, {0: 150.0})
+        assert again.stored() == hand.now | {0: 150.0}
+
+    def test_a_save_writes_what_changed(self, tmp_path: Path) -> None:
+        sizes = {}
+        for total in (20, 2000):
+            root = tmp_path / str(total)
+            hand = Hand(root)
+            assert hand.save(1, {c: 1.0 for c in range(total)})
+            assert hand.save(2, {c: 2.0 for c in range(10)})
+            sizes[total] = sum(f.stat().st_size for f in (root / folder_name(2)).iterdir())
+        assert sizes[2000] < 1.1 * sizes[20]
+
+    def test_keys_of_finished_saves_are_removed(self, tmp_path: Path) -> None:
+        hand = Hand(tmp_path)
+        for round_ in (1, 2, 3):
+            assert hand.save(round_, {0: float(round_)})
+        assert not hand.saver.comm._posts  # type: ignore[attr-defined]
+
+
+def test_a_client_brought_along_is_found_by_a_rank_that_has_not_read_it(calm: Path, tmp_path: Path) -> None:
+    """After a resume; rank 0 may meanwhile have moved a client that nobody has run to a newer pack."""
+    from fl_dist.folder import RunFolder
+    from fl_dist.train import _reader
+
+    root = tmp_path / "checkpoint"
+    hand, start = Hand(root), None
+    assert hand.save(1, {c: float(c) for c in range(10)})
+    start = load_save(root, 1)
+    read = _reader(RunFolder(tmp_path), start)
+    for round_ in range(2, 40):
+        assert hand.save(round_, {c: 100.0 for c in range(1, 8)})
+    assert 1 not in rounds_in(root)
+    found = read(9)
+    assert found is not None and float(found["h"][0]) == 9.0
+
+
+def test_a_read_error_of_a_clients_state_is_no_fault_of_the_client(tmp_path: Path, capsys) -> None:
+    with saving_at_once():
+        assert forked_here(tmp_path) == -signal.SIGKILL
+    with mock.patch("fl_dist.train.read_client", side_effect=OSError(5, "Input/output error")):
+        assert main(arguments(tmp_path)) == 1
+    assert "Input/output error" in capsys.readouterr().err
+    assert not (tmp_path / "model.safetensors").exists()
