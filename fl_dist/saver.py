@@ -4,6 +4,7 @@ The fate of a save is known to rank 0 and told to all with the next round's orde
 whatever reason and on whichever rank, are unsaved again on every rank.
 """
 
+import itertools
 import json
 import logging
 import os
@@ -20,9 +21,11 @@ from fl_dist.comm import Comm
 from fl_dist.folder import sync_folder, write_atomically
 
 log = logging.getLogger("fl_dist")
-SLACK, RECENT = 2, 4
-"""Packs may hold this many entries for each client, and those of some recent saves; beyond that, the oldest clients
-are brought along."""
+SLACK, RECENT, BATCH = 2, 4, 8
+"""Packs may hold SLACK entries for each client, and those of RECENT saves. When there are those of BATCH saves more,
+the oldest clients are brought along: seldom, for the files that this takes cost more than what is in them."""
+PATROL = 8
+"""Earlier saves whose files are looked for at each save, in turn; their folders are looked for always."""
 CARRIED = "clients-carried.pack"
 VOICE = 30.0
 """Seconds after which a save that waits for a rank says so."""
@@ -137,6 +140,7 @@ class Chief:
         needed = [self._known[r] for r in start.manifest.rounds] if start else []
         self._entries = deque(item for m in needed for item in m.entries())
         """What the packs hold, the oldest first; some of it written again since."""
+        self._looked = 0
 
     def complete(self, round_: int, parts: list[dict[str, Any]], extra: dict[str, Any]) -> None:
         """When every rank has written: the manifest, which makes the save whole, and then what it makes superfluous."""
@@ -183,7 +187,12 @@ class Chief:
 
     def _look_for_what_is_needed(self, changed: Index) -> None:
         """Before a save builds on others: see that they are still there."""
-        gone = {r for r in self._live if not checkpoint.is_there(self.root, self._known[r])}
+        there = set(checkpoint.rounds_in(self.root))
+        for round_ in itertools.islice(self._live, self._looked, self._looked + PATROL):
+            if not checkpoint.is_there(self.root, self._known[round_]):
+                there.discard(round_)
+        self._looked = self._looked + PATROL if self._looked + PATROL < len(self._live) else 0
+        gone = self._live.keys() - there
         lost = {c for c, entry in self.index.items() if entry.round in gone} - changed.keys() if gone else set()
         if lost and self.vanished:
             self.hopeless = f"checkpoint files vanished with the variables of {len(lost)} clients that no rank holds"
@@ -201,6 +210,8 @@ class Chief:
         """
         chosen: Index = {}
         most = SLACK * len(self.index) + RECENT * len(changed)
+        if len(self._entries) <= most + BATCH * len(changed):
+            return {}, 0
         passed = 0
         for client, entry in self._entries:
             if len(self._entries) - passed <= most or len(chosen) == len(changed):

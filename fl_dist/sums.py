@@ -3,6 +3,9 @@
 Exact sums are integers in fixed point. Integer addition does not depend on order, so the same clients give the same
 bits however they are spread over workers. A client's weight does not depend on the others either: leaving a client
 out gives what a round without it would have given.
+
+A mean is off by at most 2**-RESOLUTION, and by its own rounding. One word of 64 bits is enough for that if the clients
+are not too unequal; if they are, a second word holds what the first rounds off.
 """
 
 import math
@@ -14,6 +17,7 @@ from torch import Tensor
 RANGE = 2.0**12
 """Largest absolute value of an upload's entry that the fixed point holds."""
 BITS = 50
+RESOLUTION = 40
 REMEDY = "lower local.lr or set local.clip"
 CHUNK = {"cpu": 1 << 15, "cuda": 1 << 24}
 
@@ -29,15 +33,25 @@ class Uplink:
     """Named sums of one round and a table of reports, one row a client of the cohort."""
 
     def __init__(
-        self, sizes: Mapping[str, int], largest: int, mode: str, device: torch.device, signals: int = 1
+        self,
+        sizes: Mapping[str, int],
+        largest: int,
+        mode: str,
+        device: torch.device,
+        least: float = 1.0,
+        signals: int = 1,
     ) -> None:
+        """`largest`: clients of a round at most; `least`: the smallest weight of a client."""
         self.exact = mode == "exact"
-        self.scale = 2.0 ** (BITS - math.ceil(math.log2(largest)))
+        spread = math.ceil(math.log2(largest))
+        self.scale, self._second = 2.0 ** (BITS - spread), 2.0 ** (BITS + 12 - spread)
+        # Each client rounds by half a unit; a mean of the lightest clients divides by their weight.
+        self.words = 2 if self.exact and least * self.scale < 2.0 ** (RESOLUTION - 1) else 1
         dtype = torch.int64 if self.exact else torch.float32
-        total = sum(sizes.values()) + largest * len(REPORT) + signals
-        self.buffer = torch.zeros(total, dtype=dtype, device=device)
-        *pieces, reports, self._signals = self.buffer.split([*sizes.values(), largest * len(REPORT), signals])
-        self._sums = dict(zip(sizes, pieces, strict=True))
+        lengths = [*(self.words * n for n in sizes.values()), largest * len(REPORT), signals]
+        self.buffer = torch.zeros(sum(lengths), dtype=dtype, device=device)
+        *pieces, reports, self._signals = self.buffer.split(lengths)
+        self._sums = {name: piece.view(self.words, -1) for name, piece in zip(sizes, pieces, strict=True)}
         self._reports = reports.view(largest, len(REPORT))
         self._chunk = min(CHUNK[device.type], max(sizes.values()))
         self._real = torch.empty(self._chunk, dtype=torch.float64, device=device)
@@ -64,14 +78,20 @@ class Uplink:
         """sum += weight * vector; the caller has checked the range."""
         target, vector = self._sums[name], vector.reshape(-1)
         if not self.exact:
-            target.add_(vector, alpha=weight)
+            target[0].add_(vector, alpha=weight)
             return
         # In pieces that fit the cache: four passes over a large vector would wait for memory.
         for start in range(0, vector.numel(), self._chunk):
             piece = vector[start : start + self._chunk]
             real, whole = self._real[: piece.numel()], self._whole[: piece.numel()]
-            real.copy_(piece).mul_(weight * self.scale).round_()
-            target[start : start + self._chunk].add_(whole.copy_(real))
+            real.copy_(piece).mul_(weight * self.scale)
+            first, *second = target[:, start : start + self._chunk]
+            if second:
+                rounded = real.round()
+                first.add_(whole.copy_(rounded))
+                second[0].add_(whole.copy_(real.sub_(rounded).mul_(self._second).round_()))
+            else:
+                first.add_(whole.copy_(real.round_()))
 
     def report(self, row: int, **values: float) -> None:
         line = torch.tensor([values.get(k, 0.0) for k in REPORT], dtype=torch.float64)
@@ -90,5 +110,7 @@ class Uplink:
 
     def mean(self, name: str, weight: float, like: Tensor) -> Tensor:
         """The sum divided by the total weight, in the dtype of `like`."""
-        divisor = self.scale * weight if self.exact else weight
-        return (self._sums[name].to(torch.float64) / divisor).to(like.dtype)
+        first, *rest = self._sums[name].to(torch.float64)
+        for second in rest:
+            first = first + second / self._second
+        return (first / (self.scale * weight if self.exact else weight)).to(like.dtype)

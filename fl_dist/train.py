@@ -47,7 +47,8 @@ class Session:
         self.worker = Worker(world, comm, _reader(folder, start), folder.path)
         self.down = Downlink(world.published(), world.initial_buffers, world.largest, comm.device)
         self.assignment: dict[int, int] = {}
-        self.up = Uplink(world.upload_sizes(), world.largest, world.config.comm.reduce, comm.device)
+        reduce = world.config.comm.reduce
+        self.up = Uplink(world.upload_sizes(), world.largest, reduce, comm.device, world.least_weight)
 
     def round(self, index: int) -> bool:
         """One round; False if, instead, the server said that the run ends here."""

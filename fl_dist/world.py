@@ -43,7 +43,9 @@ class World:
         for name, view in self.model.named(self._is_weight).items():
             view.fill_("weight" in name)
         self.template = self._template()
-        self.most_samples = max(map(self.samples.count, range(config.clients.total)))
+        counts = [len(rows) for rows in self.samples.rows]
+        self.most_samples = max(counts)
+        self.least_weight = min(counts) / self.most_samples if config.server.weighting == "samples" else 1.0
 
     def _module(self) -> nn.Module:
         settings = _settings(self.config.model)

@@ -1,5 +1,6 @@
 """The seams: plan, exact sums, flat vectors, client state, one process."""
 
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from fl_dist.core import Vars
 from fl_dist.flat import Flat
 from fl_dist.main import main
 from fl_dist.state import ClientStates
-from fl_dist.sums import OutOfRange, Uplink
+from fl_dist.sums import RESOLUTION, OutOfRange, Uplink
 from tests.jobs import QUIET, metrics, model_hash, results, run_ranks
 
 CPU = torch.device("cpu")
@@ -83,6 +84,33 @@ def test_exact_sums_do_not_depend_on_order_or_split() -> None:
     mean = whole.mean("v", sum(weights), torch.zeros(1, dtype=torch.float64))
     expected = sum(w * v.double() for w, v in zip(weights, vectors, strict=True)) / sum(weights)
     assert float((mean - expected).abs().max()) < 2**-47
+
+
+@pytest.mark.parametrize("mode", ["one word", "two words"])
+@given(
+    counts=st.lists(st.integers(1, 50_000), min_size=1, max_size=40),
+    size=st.floats(1e-6, 4096),
+    seed=st.integers(0, 100),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_mean_is_exact_to_the_bound_for_unequal_clients(mode: str, counts: list[int], size: float, seed: int) -> None:
+    """Also when only the lightest clients of 1,000 take part in a round."""
+    most = max(counts) if mode == "one word" else 50_000
+    up = Uplink({"v": 50}, 8 if mode == "one word" else 1000, "exact", CPU, least=min(counts) / most)
+    if mode == "one word":
+        counts = counts[:8]
+    rng = np.random.default_rng(seed)
+    vectors = rng.uniform(-size, size, (len(counts), 50)).astype(np.float32)
+    for count, vector in zip(counts, vectors, strict=True):
+        up.add("v", torch.from_numpy(vector), count / most)
+    mean = up.mean("v", sum(c / most for c in counts), torch.zeros(1, dtype=torch.float64))
+    for k in range(50):
+        exact = sum(Fraction(c) * Fraction(float(v)) for c, v in zip(counts, vectors[:, k], strict=True)) / sum(counts)
+        assert abs(Fraction(float(mean[k])) - exact) <= Fraction(2.0**-RESOLUTION) + abs(exact) * Fraction(2.0**-50)
+
+
+def test_a_second_word_is_sent_only_for_unequal_clients() -> None:
+    assert [Uplink({"v": 9}, 10, "exact", CPU, least).words for least in (1.0, 1 / 50, 1 / 50_000)] == [1, 1, 2]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 5000.0])

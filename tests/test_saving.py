@@ -368,7 +368,7 @@ class TestGrowth:
             assert hand.save(round_, {int(c): float(round_) for c in rng.choice(200, 5, replace=False)})
         assert hand.stored() == hand.now
         entries = sum(len(checkpoint.Manifest.read(tmp_path, r).clients) for r in rounds_in(tmp_path))
-        assert entries <= 2 * 200 + 10 * 10
+        assert entries <= 2 * 200 + 20 * 10
         before = load_save(tmp_path, 148)
         assert before.manifest.round == 148 and len(before.index) == 200
         again = Hand(tmp_path)
