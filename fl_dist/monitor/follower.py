@@ -6,6 +6,7 @@ Standard input says what to open (a line of JSON), and later the summary (anothe
 rank 0 is gone: the mirror then finishes by itself, so that W&B too has every row.
 """
 
+import contextlib
 import json
 import os
 import secrets
@@ -58,7 +59,8 @@ class Rows:
                 if not line.endswith(b"\n"):
                     return
                 self._read += len(line)
-                yield json.loads(line)
+                with contextlib.suppress(ValueError):
+                    yield json.loads(line)
 
 
 def _open(folder: Path, order: dict[str, Any]) -> Any:
