@@ -59,8 +59,14 @@ class Rows:
                 if not line.endswith(b"\n"):
                     return
                 self._read += len(line)
-                with contextlib.suppress(ValueError):
-                    yield json.loads(line)
+                if (row := _parsed(line)) is not None:
+                    yield row
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError):
+        return json.loads(line)
+    return None
 
 
 def _open(folder: Path, order: dict[str, Any]) -> Any:
