@@ -29,7 +29,7 @@ format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Kill ranks at random N times and compare with undisturbed runs.
+# Disturb jobs at random N times and compare with undisturbed runs.
 N ?= 100
 chaos: install
 	$(BIN)/python -m tests.chaos $(N) $(ARGS)

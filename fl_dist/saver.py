@@ -98,7 +98,8 @@ class Saver:
         """Free the space that this rank took for a save that failed."""
         names = [self._pack, checkpoint.copy_of(self._pack)]
         if self.chief is not None:
-            names += [checkpoint.SERVER, checkpoint.UNFINISHED, CARRIED, checkpoint.copy_of(CARRIED)]
+            manifest = [checkpoint.MANIFEST, checkpoint.copy_of(checkpoint.MANIFEST)]
+            names = [*manifest, *names, checkpoint.SERVER, CARRIED, checkpoint.copy_of(CARRIED), checkpoint.UNFINISHED]
         checkpoint.remove(self.root / folder_name(round_), names)
 
     def _await(self, round_: int, rank: int) -> dict[str, Any]:
@@ -117,8 +118,8 @@ class Saver:
 class Chief:
     """Rank 0's view of all saves: what is where, what is kept, what may go."""
 
-    def __init__(self, root: Path, run: str, keep: int, start: Save | None, on_first: Callable[[], None]) -> None:
-        self.root, self.run, self.keep, self._on_first = root, run, keep, on_first
+    def __init__(self, root: Path, run: str, keep: int, start: Save | None, on_whole: Callable[[], None]) -> None:
+        self.root, self.run, self.keep, self._on_whole = root, run, keep, on_whole
         self.index: Index = {} if start is None else dict(start.index)
         self.round = 0 if start is None else start.manifest.round
         """The round of the newest whole save."""
@@ -171,19 +172,25 @@ class Chief:
         manifest = Manifest(self.run, round_, server, clients, packs, history, extra)
         faults.point("save-manifest")
         manifest.write(self.root)
-        (self.root / folder_name(round_) / checkpoint.UNFINISHED).unlink(missing_ok=True)
-        faults.point("save-pointer")
-        write_atomically(self.root / "latest", folder_name(round_).encode())
-        faults.point("save-switched")
         self.index |= changed
         for _ in range(passed):
             self._entries.popleft()
         self._entries.extend(changed.items())
         self._live, self._known[round_] = +live, manifest
         self.round, self.made, self.failure, self.vanished = round_, self.made + 1, "", False
-        if self.made == 1:
-            self._on_first()
-        self._collect(manifest)
+        self._tidy(manifest)
+
+    def _tidy(self, manifest: Manifest) -> None:
+        """After a save is whole; what cannot be done now does it no harm."""
+        try:
+            (self.root / folder_name(manifest.round) / checkpoint.UNFINISHED).unlink(missing_ok=True)
+            faults.point("save-pointer")
+            write_atomically(self.root / "latest", folder_name(manifest.round).encode())
+            faults.point("save-switched")
+            self._on_whole()
+            self._collect(manifest)
+        except OSError as e:
+            log.warning("the checkpoint of round %d is whole, but: %s", manifest.round, _told(e))
 
     def _look_for_what_is_needed(self, changed: Index) -> None:
         """Before a save builds on others: see that they are still there."""

@@ -8,7 +8,7 @@ from tests.jobs import environment, model_hash, results, run, torchrun
 
 def test_random_kills_change_nothing(tmp_path: Path) -> None:
     score = chaos(4, seed=20, root=tmp_path)
-    assert score.kills == 4
+    assert score.done.total() >= 4
     assert score.differences == 0, score
 
 

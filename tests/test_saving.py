@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fl_dist import checkpoint, metrics
+from fl_dist import checkpoint, metrics, saver
 from fl_dist.checkpoint import folder_name, load_save, newest, rounds_in
 from fl_dist.comm import Alone
 from fl_dist.config import Topology
@@ -106,6 +106,23 @@ class TestFate:
         assert hand.save(3, {1: 3.0})
         assert hand.chief.failure == ""
         assert hand.stored() == {0: 1.0, 1: 3.0}
+
+    @pytest.mark.parametrize("name", ["latest", "manifest.json"])
+    def test_a_save_is_whole_with_its_manifest_and_not_before(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hand, real = Hand(tmp_path), saver.write_atomically
+        assert hand.save(1, {0: 1.0, 1: 1.0})
+
+        def write(path: Path, data: bytes) -> None:
+            real(path, data) if path.name != name else fail()
+
+        monkeypatch.setattr(saver, "write_atomically", write)
+        monkeypatch.setattr(checkpoint, "write_atomically", write)
+        assert hand.save(2, {1: 2.0}) == (name == "latest")
+        monkeypatch.undo()
+        found = newest(tmp_path, "run", pytest.fail)
+        assert found is not None and found.manifest.round == (2 if name == "latest" else 1)
 
     @pytest.mark.parametrize("rank", [0, 1, 2])
     def test_a_failed_save_of_any_rank_loses_no_client(self, rank: int, calm: Path, tmp_path: Path) -> None:
