@@ -1,13 +1,12 @@
-"""One interface for one process and for many: the only importer of torch.distributed."""
+"""One interface for one process and for many: with meeting.py the only importer of torch.distributed."""
 
 import contextlib
-import functools
 import itertools
 import json
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -16,26 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fl_dist.config import Communication, Topology
+from fl_dist.meeting import Lost, Wait, board, cut_after
 from fl_dist.place import Place
+from fl_dist.signals import REQUEUE, StopRequest
 
-MEETING = timedelta(minutes=10)
-"""How long the first rank to start waits for the last."""
 PATIENCE = 4.0
 """Seconds that the survivors of a failure wait for each other's words."""
-
-
-class Lost(RuntimeError):
-    """The job cannot go on: the message names the rank that failed, the code is the one it ended with."""
-
-    def __init__(self, message: str, code: int = 1, ranks: Sequence[int] = ()) -> None:
-        super().__init__(message)
-        self.code, self.ranks = code, ranks
-
-    def during(self, index: int, assignment: Mapping[int, int]) -> "Lost":
-        """The same with the round, and the clients of the round that were the lost rank's."""
-        clients = [c for c, rank in assignment.items() if rank in self.ranks]
-        own = f", whose clients were {', '.join(map(str, clients))}" if clients else ""
-        return Lost(f"{self} in round {index + 1}{own}", self.code) if self.ranks else self
 
 
 class Comm(Protocol):
@@ -54,7 +39,7 @@ class Comm(Protocol):
     def read(self, key: str) -> str | None: ...
     def forget(self, key: str) -> None: ...
     def share(self, key: str, text: str | None) -> str: ...
-    def fail(self, message: str, code: int) -> None: ...
+    def fail(self, message: str, code: int, passes: bool = False) -> None: ...
     def close(self) -> None: ...
 
 
@@ -90,7 +75,7 @@ class Alone:
         assert text is not None
         return text
 
-    def fail(self, message: str, code: int) -> None:
+    def fail(self, message: str, code: int, passes: bool = False) -> None:
         pass
 
     def close(self) -> None:
@@ -100,29 +85,55 @@ class Alone:
 class Cluster:
     """Rank 0 is the server; the other ranks, and rank 0 too if it is shared, are workers."""
 
-    def __init__(self, place: Place, topology: Topology, comm: Communication) -> None:
+    def __init__(self, place: Place, topology: Topology, comm: Communication, stop: StopRequest) -> None:
         shared = topology.server == "shared"
         if place.size == 1 and not shared:
             raise ValueError(
                 "one rank leaves 0 workers beside the dedicated server: start at least 2 ranks, "
                 "or set topology.server=shared"
             )
-        self.rank, self.size = place.rank, place.size
+        self.rank, self.size, self._timeout = place.rank, place.size, comm.timeout
+        self.workers: Sequence[int] = range(0 if shared else 1, self.size)
+        self.overlaps = not shared
+        backend = self._choose_device(place, topology)
+        wait = Wait(place, comm.meeting, stop)
+        self._board = board(place, wait).of(f"fl_dist/{_attempt(place)}/{next(_runs)}")
+        self._board.limit(comm.timeout)
+        self._meet(wait)
+        group, timeout = dist.PrefixStore("group", self._board.store), timedelta(seconds=comm.timeout)
+        with self._watch(), cut_after(comm.meeting, place.port):
+            dist.init_process_group(backend, store=group, rank=self.rank, world_size=self.size, timeout=timeout)
+
+    def _choose_device(self, place: Place, topology: Topology) -> str:
+        """Take the device of this rank; the backend that goes with it."""
         self.device = pick_device(topology, place.local_rank, place.local_size)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         nccl = self.device.type == "cuda" and not topology.oversubscribe
-        backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
         self._gloo_only = self.device.type == "cuda" and not nccl
-        timeout = timedelta(seconds=comm.timeout)
-        self._store = dist.PrefixStore(f"fl_dist/{_attempt(place)}/{next(_runs)}", _store(place))
-        group = dist.PrefixStore("group", self._store)
+        return "cpu:gloo,cuda:nccl" if nccl else "gloo"
+
+    def _meet(self, wait: Wait) -> None:
+        """Wait until every rank has come: torch's own wait for one that never does can neither speak nor be ended."""
+        self.post(f"host/{self.rank}", host())
+        while not self._all_are_here():
+            try:
+                wait.moment(self._absent)
+            except Lost as e:
+                self.fail(str(e), e.code, e.passes)
+                raise
+
+    def _all_are_here(self) -> bool:
+        """Rank 0 looks, the others are told."""
         with self._watch():
-            dist.init_process_group(backend, store=group, rank=self.rank, world_size=self.size, timeout=timeout)
-        self.workers: Sequence[int] = range(0 if shared else 1, self.size)
-        self.overlaps = not shared
-        self._timeout = comm.timeout
-        self._store.set(f"host/{self.rank}", host())
+            if self.read("failure") is not None:
+                raise RuntimeError("a rank failed before all were here")
+            if self.rank == 0 and not self._absent():
+                self.post("met", "1")
+            return self.read("met") is not None
+
+    def _absent(self) -> list[int]:
+        return [r for r in range(self.size) if self.read(f"host/{r}") is None]
 
     def broadcast(self, buffer: Tensor) -> None:
         with self._watch():
@@ -145,33 +156,35 @@ class Cluster:
                 work.wait()
 
     def post(self, key: str, text: str) -> None:
-        self._store.set(key, text)
+        self._board.post(key, text)
 
     def read(self, key: str) -> str | None:
-        return self._store.get(key).decode() if self._store.check([key]) else None
+        return self._board.read(key)
 
     def forget(self, key: str) -> None:
-        self._store.delete_key(key)
+        self._board.forget(key)
 
     def share(self, key: str, text: str | None) -> str:
         """Rank 0's text, on every rank."""
         if text is not None:
-            self._store.set(key, text)
+            self.post(key, text)
         with self._watch():
             end = time.monotonic() + self._timeout
-            while not self._store.check([key]):
-                if self._store.check(["failure"]) or time.monotonic() > end:
+            while (shared := self.read(key)) is None:
+                if self.read("failure") is not None or time.monotonic() > end:
                     raise RuntimeError("rank 0 did not answer")
                 time.sleep(0.02)
-        return self._store.get(key).decode()
+        return shared
 
-    def fail(self, message: str, code: int) -> None:
-        """Tell the others why this rank ends, then let them go."""
-        told = {"rank": self.rank, "host": host(), "message": message, "code": code}
+    def fail(self, message: str, code: int, passes: bool = False) -> None:
+        """Tell the others why this rank ends, and whether a restart may mend it; then let them go."""
+        told = {"rank": self.rank, "host": host(), "message": message, "code": code, "passes": passes}
         with contextlib.suppress(Exception):
-            self._store.set("failure", json.dumps(told))
+            self._board.limit(PATIENCE)
+            self.post("failure", json.dumps(told))
             self._leave()
-            self._wait_for_others()
+            # Whoever interrupts a run that has not begun does not want to wait for it.
+            self._wait_for_others(1.0 if code == REQUEUE else PATIENCE)
 
     def close(self) -> None:
         if dist.is_initialized():
@@ -181,6 +194,8 @@ class Cluster:
     def _watch(self) -> Any:
         try:
             yield
+        except Lost:
+            raise
         except RuntimeError as e:
             raise self._diagnose(e) from e
 
@@ -192,11 +207,13 @@ class Cluster:
     def _diagnose(self, error: Exception) -> Lost:
         self._leave()
         try:
-            missing = self._wait_for_others()
+            self._board.limit(PATIENCE)
+            missing = self._wait_for_others(PATIENCE)
             failure = self.read("failure")
             if failure is not None:
                 told = json.loads(failure)
-                return Lost(f"rank {told['rank']} on {told['host']} failed: {told['message']}", told["code"])
+                message = f"rank {told['rank']} on {told['host']} failed: {told['message']}"
+                return Lost(message, told["code"], passes=told["passes"])
             names = [f"rank {r} on {self.read(f'host/{r}') or 'an unknown host'}" for r in missing]
         except Exception:
             return Lost("rank 0, the server, was lost (killed, out of memory or hung)", ranks=[0])
@@ -206,14 +223,15 @@ class Cluster:
             return Lost(f"{who} was lost (killed, out of memory or hung)", ranks=missing)
         return Lost(f"the ranks lost touch: {str(error).splitlines()[0]}")
 
-    def _wait_for_others(self) -> list[int]:
-        """Say that this rank lives; the ranks that say nothing within PATIENCE are returned."""
-        self._store.set(f"alive/{self.rank}", "1")
-        missing = [r for r in range(self.size) if r != self.rank]
-        end = time.monotonic() + PATIENCE
+    def _wait_for_others(self, seconds: float) -> list[int]:
+        """Say that this rank lives; the ranks that have come, but say nothing for so long, are returned."""
+        self.post(f"alive/{self.rank}", "1")
+        absent = {self.rank, *self._absent()}
+        missing = [r for r in range(self.size) if r not in absent]
+        end = time.monotonic() + seconds
         while missing and time.monotonic() < end:
-            missing = [r for r in missing if not self._store.check([f"alive/{r}"])]
-            if self._store.check(["failure"]) and self.rank != 0:
+            missing = [r for r in missing if self.read(f"alive/{r}") is None]
+            if self.read("failure") is not None and self.rank != 0:
                 break
             time.sleep(0.05)
         return missing
@@ -228,25 +246,8 @@ def _attempt(place: Place) -> str:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if place.one_machine else "0"
 
 
-@functools.cache
-def _store(place: Place) -> dist.Store:
-    """Where the ranks meet; kept, because a process may run several configurations in turn."""
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun listens already
-    if agent or not place.one_machine:
-        listens = place.rank == 0 and not agent
-        return dist.TCPStore(place.host, place.port, place.size, listens, MEETING, wait_for_workers=False)
-    # All ranks are on this machine: nothing needs to listen on any other address.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if place.rank != 0:
-        return dist.TCPStore("127.0.0.1", place.port, place.size, is_master=False, timeout=MEETING)
-    listener = socket.create_server(("127.0.0.1", place.port))
-    return dist.TCPStore(
-        "127.0.0.1", place.port, place.size, True, MEETING, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-
-
-def connect(place: Place | None, topology: Topology, comm: Communication) -> Comm:
-    return Alone(topology) if place is None else Cluster(place, topology, comm)
+def connect(place: Place | None, topology: Topology, comm: Communication, stop: StopRequest) -> Comm:
+    return Alone(topology) if place is None else Cluster(place, topology, comm, stop)
 
 
 def pick_device(topology: Topology, local_rank: int, ranks: int) -> torch.device:

@@ -75,6 +75,7 @@ class Communication(Strict):
         Literal["exact", "float32"], key("exact: integer sums, the same bits on any number of workers")
     ] = "exact"
     timeout: Annotated[float, key("seconds without an answer after which a rank counts as lost", gt=0)] = 1800.0
+    meeting: Annotated[float, key("seconds that the first rank to start waits for the last", gt=0)] = 600.0
 
 
 class Topology(Strict):
@@ -150,7 +151,7 @@ NAMED: dict[str, Registry[Any]] = {
 }
 # What may differ between a run and its resumption without changing a result.
 _PLACE = ("topology.server", "topology.device", "topology.state_memory", "topology.oversubscribe")
-LAYOUT = ("run", "comm.timeout", "checkpoint", "monitor", *_PLACE)
+LAYOUT = ("run", "comm.timeout", "comm.meeting", "checkpoint", "monitor", *_PLACE)
 
 
 class _Loader(yaml.SafeLoader):

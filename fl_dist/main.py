@@ -23,11 +23,12 @@ from fl_dist.client import ClientFailure
 from fl_dist.comm import Comm, Lost, connect, host
 from fl_dist.config import Config, ConfigError
 from fl_dist.folder import RunFolder
+from fl_dist.meeting import passes
 from fl_dist.metrics import RowsLost
 from fl_dist.monitor.console import STARTING
 from fl_dist.place import Place, find
 from fl_dist.server import TooFewSurvivors
-from fl_dist.signals import REQUEUE, StopRequest
+from fl_dist.signals import REQUEUE, StopRequest, end_with_parent
 from fl_dist.train import train
 from fl_dist.usage import help_lines
 from fl_dist.words import counted
@@ -45,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         place = find()
         speaks = place is None or place.rank == 0
+        if place is not None and place.launched:
+            end_with_parent()
         config, _ = resolve(arguments.what)
         folder = RunFolder(str(config.run.dir))
         bf16.make_safe(config)
@@ -99,7 +102,7 @@ def _run(config: Config, folder: RunFolder, place: Place | None, traceback: bool
         try:
             if speaks:
                 print(f"{STARTING} {folder.path}", flush=True)
-            comm = connect(place, config.topology, config.comm)
+            comm = connect(place, config.topology, config.comm, stop)
             start = _claim(config, folder, comm)
             handlers = _log_to(folder, comm)
             world = World(config, comm.device)
@@ -111,7 +114,7 @@ def _run(config: Config, folder: RunFolder, place: Place | None, traceback: bool
         except Exception as e:
             code = 2 if isinstance(e, ConfigError) else e.code if isinstance(e, Lost) else 1
             if comm is not None and not isinstance(e, Lost):
-                comm.fail(_first_line(e), code)
+                comm.fail(_first_line(e), code, passes(e))
             _complain(e, speaks, traceback or not isinstance(e, EXPECTED))
             resumable = stop.requested and not isinstance(e, NoCheckpoint | RowsLost)
             return REQUEUE if resumable and code == 1 else code
@@ -206,7 +209,7 @@ def _log_to(folder: RunFolder, comm: Comm) -> list[logging.Handler]:
 
 
 def _complain(error: Exception, speaks: bool, traceback: bool = False) -> None:
-    log.error("%s", _first_line(error), exc_info=error if traceback else None)
+    log.error("%s", _first_line(error), exc_info=error if traceback else None, extra={"passes": passes(error)})
     if speaks:
         if traceback:
             import traceback as tb

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 REMEDY = "start ranks with torchrun, launch.local or srun, or unset the variable to run in one process"
 PORTS = range(20000, 30000)
@@ -24,6 +24,8 @@ class Place:
     host: str
     port: int
     """Where the ranks meet: an address of rank 0's node."""
+    launched: bool = field(default=False, compare=False)
+    """A launcher watches over this rank, which ends with it; a rank that a shell started may outlive the shell."""
 
     @property
     def one_machine(self) -> bool:
@@ -55,6 +57,7 @@ def _of_torchrun(environ: Mapping[str, str]) -> Place:
         local_size,
         environ.get("MASTER_ADDR") or "127.0.0.1",
         _number(environ, "MASTER_PORT", 1, 65535),
+        launched="TORCHELASTIC_RUN_ID" in environ,
     )
 
 
@@ -70,6 +73,7 @@ def _of_srun(environ: Mapping[str, str]) -> Place:
         local_size,
         _first_host(environ.get("SLURM_STEP_NODELIST", "127.0.0.1")),
         port_of(job + step),
+        launched=True,
     )
 
 

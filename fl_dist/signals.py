@@ -1,15 +1,28 @@
 """A signal asks the run to end after the current round; after the grace time it ends at once."""
 
+import ctypes
 import logging
 import os
 import signal
+import sys
 import threading
 from types import TracebackType
+
+from fl_dist import PARENT
 
 REQUEUE = 75
 """Exit code of an interrupted run that can be resumed (EX_TEMPFAIL)."""
 HANDLED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+_PR_SET_PDEATHSIG = 1
 log = logging.getLogger("fl_dist")
+
+
+def end_with_parent(parent: int = PARENT) -> None:
+    """Ask the kernel for SIGTERM when the parent dies: no rank outlives its launcher."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before it could be asked
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class StopRequest:

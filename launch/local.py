@@ -9,17 +9,20 @@ import argparse
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-from types import FrameType
 
 from fl_dist.arguments import resolve
 from fl_dist.folder import RunFolder
-from fl_dist.signals import HANDLED, REQUEUE
-from launch.rank import BAD_CONFIG, OUTCOMES, STOP, end_with_parent
+from fl_dist.signals import HANDLED, end_with_parent
+from launch.node import BAD_CONFIG, OWNED, Node, node_folder
+
+SIGNALLED = 128
+"""Exit code of the agent above which it is the number of the signal that ended it."""
+COURTESY = 10.0
+"""Seconds beyond the grace time that ranks without an agent have to end."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,10 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as e:
         print(f"error: {e}", file=sys.stderr)
         return BAD_CONFIG
+    if OWNED in os.environ:
+        end_with_parent()
     _set_environment(config.topology.threads)
-    with tempfile.TemporaryDirectory(prefix="fl_dist-") as outcomes:
-        code = _supervise(torchrun_arguments(arguments, command), Path(outcomes))
-    return settle(code, folder.finished(config.rounds))
+    with node_folder() as node, node.passing_signals_on():
+        failed = _supervise(torchrun_arguments(arguments, node, command), node, config.checkpoint.grace)
+        return node.code(failed, folder.finished(config.rounds))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,13 +62,6 @@ def _positive(text: str) -> int:
     return number
 
 
-def settle(code: int, finished: bool) -> int:
-    """What the run folder shows weighs more than what single ranks saw of a stop."""
-    if code in (0, REQUEUE):
-        return 0 if finished else REQUEUE
-    return code
-
-
 def _set_environment(threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
     # Restarted ranks that share the agent's store would read the addresses of the ranks before them.
@@ -71,86 +69,71 @@ def _set_environment(threads: int) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def torchrun_arguments(arguments: argparse.Namespace, command: list[str]) -> list[str]:
-    host, _, port = arguments.rendezvous.rpartition(":")
-    local = ["--local-addr=127.0.0.1"] if arguments.nodes == 1 else []
+def torchrun_arguments(arguments: argparse.Namespace, node: Node, command: list[str]) -> list[str]:
     return [
         f"--nnodes={arguments.nodes}",
         f"--nproc-per-node={arguments.ranks}",
         f"--max-restarts={arguments.max_restarts}",
         "--monitor-interval=0.1",
+        f"--log-dir={node.path / 'torchrun'}",  # or it leaves a folder behind
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={host}:{port}",
-        f"--rdzv-id={port}",
-        f"--rdzv-conf=is_host={int(arguments.node_rank == 0)}",
-        *local,
+        *_rendezvous(arguments, node),
         "-m",
         "launch.rank",
         *command,
     ]
 
 
-def _supervise(torchrun: list[str], outcomes: Path) -> int:
-    """Run torchrun to its end; signals go to the ranks, for torchrun would kill them after half a minute."""
+def _rendezvous(arguments: argparse.Namespace, node: Node) -> list[str]:
+    """One node meets in a file: torchrun would listen on every address of the machine, for anybody."""
+    if arguments.nodes == 1:
+        file = node.path / "rendezvous"
+        return ["--local-addr=127.0.0.1", f"--rdzv-endpoint={file}", "--rdzv-conf=store_type=file", "--rdzv-id=here"]
+    host, _, port = arguments.rendezvous.rpartition(":")
+    is_host = int(arguments.node_rank == 0)
+    return [f"--rdzv-endpoint={host}:{port}", f"--rdzv-id={port}", f"--rdzv-conf=is_host={is_host}"]
 
-    def forward(number: int, frame: FrameType | None) -> None:
-        (outcomes / STOP).touch()
-        for file in outcomes.glob("*.pid"):
-            _signal(file, number)
 
-    os.environ[OUTCOMES] = str(outcomes)
+def _supervise(torchrun: list[str], node: Node, grace: float) -> bool:
+    """Run torchrun to its end; False if it was content. Its ranks do not outlive it."""
     # A fork has torch imported already, and a group of its own does not hear the terminal's Ctrl-C.
-    agent = multiprocessing.get_context("fork").Process(target=_agent, args=(torchrun,))
-    old = {number: signal.signal(number, forward) for number in HANDLED}
-    try:
-        agent.start()
-        agent.join()
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-    return _outcome(outcomes, agent.exitcode or 0)
+    agent = multiprocessing.get_context("fork").Process(target=_agent, args=(torchrun, node, os.getpid()))
+    agent.start()
+    agent.join()
+    code = agent.exitcode or 0
+    number = -code if code < 0 else code - SIGNALLED
+    if number > 0:
+        if not node.stopped:
+            name = signal.Signals(number).name
+            print(f"error: torchrun was ended by {name}; start the same command to resume", file=sys.stderr)
+        node.end(grace + COURTESY)
+    return code != 0
 
 
-def _signal(file: Path, number: int) -> None:
-    try:
-        os.kill(int(file.read_text()), number)
-    except (FileNotFoundError, ValueError, ProcessLookupError):
-        return  # the rank is just starting, or has just ended
-
-
-def _agent(torchrun: list[str]) -> None:
+def _agent(torchrun: list[str], node: Node, launcher: int) -> None:
     """The process that is torchrun: one line for a lost rank instead of its traceback and table."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as run
 
     os.setpgid(0, 0)
-    end_with_parent()
     for number in HANDLED:
         signal.signal(number, signal.SIG_IGN if number in (signal.SIGUSR1, signal.SIGUSR2) else signal.SIG_DFL)
+    end_with_parent(launcher)
     logging.disable()
     try:
         run(torchrun)
-    except SignalException:
-        sys.exit(1)
+    except SignalException as e:
+        if os.getppid() != launcher:
+            shutil.rmtree(node.path, ignore_errors=True)
+        sys.exit(SIGNALLED + e.sigval)
     except ChildFailedError as e:
         rank, failure = e.get_first_failure()
         # A rank that left its code had its say, however the interpreter ended after that.
-        spoke = (Path(os.environ[OUTCOMES]) / f"{failure.local_rank}.code").exists()
-        if failure.exitcode < 0 and not spoke:
+        if failure.exitcode < 0 and not node.has_code(failure.local_rank):
             name = signal.Signals(-failure.exitcode).name
             print(f"error: rank {rank} was ended by {name}; start the same command to resume", file=sys.stderr)
         sys.exit(1)
-
-
-def _outcome(outcomes: Path, agent: int) -> int:
-    codes = {int(file.read_text()) for file in outcomes.glob("*.code")}
-    if BAD_CONFIG in codes:
-        return BAD_CONFIG
-    if (outcomes / STOP).exists():
-        return REQUEUE
-    # torchrun stops the ranks beside a lost one: their "interrupted" is not the user's.
-    return 1 if agent else max(codes, default=0)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Runs on this machine, a few at a time, each with `launch.local`."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from fl_dist.signals import HANDLED, REQUEUE
+from launch.node import OWNED
 
 Run = tuple[str, Path, list[str]]
 """Name, folder, arguments."""
@@ -27,7 +29,9 @@ class Pool:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "launch.local", *arguments, "--ranks", str(self.ranks)]
         with open(folder / "logs" / "launch.log", "wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=os.environ | {OWNED: "1"}
+            )
             self._running.append(process)
             if self.stopped:  # the signal came while the process was being started
                 process.terminate()

@@ -4,6 +4,8 @@ python -m launch.submit CONFIG.yaml [key.sub=value ...] --nodes 2 --gpus-per-nod
 """
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +14,9 @@ import submitit
 
 from fl_dist.arguments import resolve
 from fl_dist.folder import RunFolder
+from fl_dist.signals import REQUEUE
 from launch import cluster
-from launch.rank import BAD_CONFIG
+from launch.node import BAD_CONFIG, node_folder
 from launch.status import reason
 from launch.task import Task
 
@@ -47,35 +50,50 @@ def _submit(arguments: argparse.Namespace) -> int:
     folder.refuse_finished(config.rounds)
     run = folder.path
     options = cluster.options(arguments.name or run.name, resources, profile)
-    task = Task(command, str(run), config.rounds)
     if arguments.dry_run:
         print(cluster.batch_script(run / "jobs", options))
         return 0
     if arguments.local:
-        return _run_here(task, resources, run)
+        return _run_here(Task(command, str(run), config.rounds, os.getpid()), resources, config.checkpoint.grace)
     if not cluster.have_slurm():
         raise ValueError("no sbatch on the PATH: submit from a login node, or run here with --local or launch.local")
-    return _submitted(cluster.executor(run / "jobs", options).submit(task), run)
-
-
-def _submitted(job: submitit.Job, run: Path) -> int:
-    print(f"job      {job.job_id}")
-    print(f"run      {run}/")
-    print(f"follow   tail -F {job.paths.stdout}")
-    print(f"cancel   scancel {job.job_id}")
+    job = cluster.executor(run / "jobs", options).submit(Task(command, str(run), config.rounds))
+    _describe(job, run, f"scancel {job.job_id}")
     return 0
 
 
-def _run_here(task: Task, resources: cluster.Resources, run: Path) -> int:
+def _describe(job: submitit.Job, run: Path, cancel: str) -> None:
+    print(f"job      {job.job_id}")
+    print(f"run      {run}/")
+    print(f"follow   tail -F {job.paths.stdout}")
+    print(f"cancel   {cancel}", flush=True)
+
+
+def _run_here(task: Task, resources: cluster.Resources, grace: float) -> int:
+    run = RunFolder(task.run_dir)
+    with node_folder() as node, node.passing_signals_on():
+        job = _started(task, resources, run.path)
+        _describe(job, run.path, f"kill {os.getpid()}")
+        job.wait()
+        node.end(grace)
+        failed = not node.stopped and job.exception() is not None
+        code = node.code(failed, run.finished(task.rounds))
+    if code == REQUEUE:
+        print("interrupted; start the same command to resume")
+    elif code:
+        print(f"error: {reason(job.paths.stdout) or 'the run failed; see its log'}", file=sys.stderr)
+    return code
+
+
+def _started(task: Task, resources: cluster.Resources, run: Path) -> submitit.Job:
     executor = submitit.LocalExecutor(folder=run / "jobs")
     executor.update_parameters(tasks_per_node=resources.tasks, timeout_min=60 * 24 * 365, stderr_to_stdout=True)
-    job = executor.submit(task)
-    _submitted(job, run)
-    job.wait()
-    if job.exception() is None:
-        return 0
-    print(f"error: {reason(job.paths.stdout) or 'the run failed; see its log'}", file=sys.stderr)
-    return 1
+    # The terminal's Ctrl-C reaches submitit's process too, which would kill the ranks while they save.
+    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return executor.submit(task)
+    finally:
+        signal.signal(signal.SIGINT, old)
 
 
 if __name__ == "__main__":

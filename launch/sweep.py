@@ -24,8 +24,8 @@ from fl_dist.folder import RunFolder, write_atomically
 from fl_dist.paths import expand
 from fl_dist.registry import Strict
 from launch import cluster
+from launch.node import BAD_CONFIG
 from launch.pool import run_here
-from launch.rank import BAD_CONFIG
 from launch.status import Status, locked, queue, status, table
 from launch.task import Task
 

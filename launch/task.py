@@ -1,10 +1,10 @@
 """What submitit starts: one rank of a run, which goes back to the queue when it is interrupted."""
 
-import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 
@@ -13,7 +13,9 @@ from submitit.helpers import DelayedSubmission
 
 from fl_dist.folder import RunFolder
 from fl_dist.place import port_of
-from fl_dist.signals import REQUEUE
+from fl_dist.signals import REQUEUE, end_with_parent
+from launch.node import FirstError, Node, alive, find_node
+from launch.rank import run_main
 
 COURTESY = 8.0
 """Seconds that the other ranks of a failed run leave rank 0 to say why; its end ends them."""
@@ -30,22 +32,37 @@ class Task:
     arguments: list[str]
     run_dir: str
     rounds: int
+    launcher: int | None = None
+    """The process that waits for the run, here; it ends with that."""
 
     def __call__(self) -> None:
-        # submitit wants to hear of SIGUSR2 and the run wants to save first: while main runs, signals are its own.
-        from fl_dist.main import main
-
         environment = JobEnvironment()
         if self._finished:
             return
         os.environ.update(rank_variables(environment))
+        end_with_parent()
         with FirstError() as error:
-            code = main(self.arguments)
+            code = self._run() if self.launcher is None else self._run_with(self.launcher, environment.global_rank)
         # Only rank 0 knows that the model is written; a signal that missed it reached another rank.
         if code == REQUEUE or (code == 0 and environment.global_rank == 0 and not self._finished):
             requeue(environment)
         elif code:
             fail(environment.global_rank, error.message or f"the run ended with exit code {code}")
+
+    def _run(self) -> int:
+        # submitit wants to hear of SIGUSR2 and the run wants to save first: while main runs, signals are its own.
+        from fl_dist.main import main
+
+        return main(self.arguments)
+
+    def _run_with(self, launcher: int, rank: int) -> int:
+        node = find_node()
+        assert node is not None
+        node.enter(rank)
+        threading.Thread(target=stop_with, args=(launcher, node), daemon=True).start()
+        code = REQUEUE if node.stopped else run_main(self.arguments)
+        node.leave(rank, code, final=code not in (0, REQUEUE))
+        return code
 
     @property
     def _finished(self) -> bool:
@@ -79,11 +96,18 @@ def requeue(environment: JobEnvironment) -> None:
 
 
 def still_wanted(environment: JobEnvironment) -> bool:
-    """A job that was cancelled, or that Slurm is requeueing itself, no longer counts as running."""
+    """A job that was cancelled, or that Slurm is requeueing itself, no longer counts as running; here is no queue."""
     if environment.cluster != "slurm":
-        return True
+        return False
     query = ["squeue", "--noheader", f"--jobs={environment.raw_job_id}", "--format=%T"]
     return subprocess.run(query, capture_output=True, text=True).stdout.strip() == "RUNNING"
+
+
+def stop_with(launcher: int, node: Node) -> None:
+    """Stop the ranks when their launcher ends: it is not their parent, of whose end the kernel would tell."""
+    while alive(launcher):
+        time.sleep(0.2)
+    node.stop(signal.SIGTERM)
 
 
 def fail(rank: int, reason: str) -> None:
@@ -91,20 +115,3 @@ def fail(rank: int, reason: str) -> None:
         time.sleep(COURTESY)
     sys.tracebacklimit = 0
     raise RunFailed(reason)
-
-
-class FirstError(logging.Handler):
-    """Context: remembers the first error that fl_dist logged."""
-
-    message: str | None = None
-
-    def __enter__(self) -> "FirstError":
-        self.setLevel(logging.ERROR)
-        logging.getLogger("fl_dist").addHandler(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger("fl_dist").removeHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.message = self.message or record.getMessage().splitlines()[0]

@@ -1,0 +1,187 @@
+"""Where the ranks of a job find each other: a store in rank 0. No wait for it is without a word or an end."""
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from fl_dist.place import Place
+from fl_dist.signals import REQUEUE, StopRequest
+
+VOICE = 10.0
+"""Seconds between two lines about ranks that have not come."""
+ATTEMPT = 5.0
+"""Seconds that rank 0 has to answer a rank that connects, before that tries again."""
+PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH)
+"""Errors of disks and networks that may be gone a minute later."""
+
+
+class Lost(RuntimeError):
+    """The job cannot go on: the message names the rank that failed, the code is the one it ended with."""
+
+    def __init__(self, message: str, code: int = 1, ranks: Sequence[int] = (), passes: bool = True) -> None:
+        super().__init__(message)
+        self.code, self.ranks, self.passes = code, ranks, passes
+
+    def during(self, index: int, assignment: Mapping[int, int]) -> "Lost":
+        """The same with the round, and the clients of the round that were the lost rank's."""
+        clients = [c for c, rank in assignment.items() if rank in self.ranks]
+        own = f", whose clients were {', '.join(map(str, clients))}" if clients else ""
+        return Lost(f"{self} in round {index + 1}{own}", self.code) if self.ranks else self
+
+
+def passes(error: Exception) -> bool:
+    """Whether a restart may mend it: a process, a machine or a connection failed, and not the run itself."""
+    return error.passes if isinstance(error, Lost) else isinstance(error, OSError) and error.errno in PASSING
+
+
+class Board:
+    """Texts that every rank can read and write. Whoever holds them may have been killed or stopped."""
+
+    def __init__(self, store: dist.Store, port: int) -> None:
+        self.store, self._port, self._silent = store, port, False
+
+    def of(self, run: str) -> "Board":
+        return Board(dist.PrefixStore(run, self.store), self._port)
+
+    def limit(self, seconds: float) -> None:
+        """Let no question wait longer for its answer; torch's own time-out does not hold for all of them."""
+        span = struct.pack("ll", *divmod(max(1, round(seconds * 1e6)), 10**6))
+        for end in _connections(self._port):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
+
+    def post(self, key: str, text: str) -> None:
+        with self._asking():
+            self.store.set(key, text)
+
+    def read(self, key: str) -> str | None:
+        with self._asking():
+            return self.store.get(key).decode() if self.store.check([key]) else None
+
+    def forget(self, key: str) -> None:
+        with self._asking():
+            self.store.delete_key(key)
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        if self._silent:
+            raise RuntimeError("rank 0 did not answer")
+        try:
+            yield
+        except RuntimeError:
+            # An answer that comes too late would be taken for that to the next question.
+            self._silent = True
+            raise
+
+
+class Wait:
+    """The wait for ranks that have not come: it says for whom, and ends with a signal or after its time."""
+
+    def __init__(self, place: Place, seconds: float, stop: StopRequest) -> None:
+        self.place, self.seconds, self.stop = place, seconds, stop
+        self._began = time.monotonic()
+        self._next = VOICE
+
+    def moment(self, missing: Callable[[], list[int]]) -> None:
+        """A short sleep; Lost if the wait is over."""
+        waited = time.monotonic() - self._began
+        if self.stop.requested:
+            self._give_up(missing(), "interrupted while waiting for {}; nothing had begun", REQUEUE)
+        if waited > self.seconds:
+            self._give_up(missing(), f"{{}} did not come within {self.seconds:g} s (comm.meeting)", 1)
+        if waited > self._next:
+            self._next += VOICE
+            self._say(missing, waited)
+        time.sleep(0.05)
+
+    def _say(self, missing: Callable[[], list[int]], waited: float) -> None:
+        """Rank 0 speaks for all, and rank 1 of rank 0."""
+        if self.place.rank == 0 or (self.place.rank == 1 and missing() == [0]):
+            print(f"waiting for {self._named(missing())} ({waited:.0f} s)", file=sys.stderr, flush=True)
+
+    def _give_up(self, missing: list[int], why: str, code: int) -> None:
+        message = why.format(self._named(missing))
+        if self.place.rank != 0 and missing == [0]:  # who would say it otherwise
+            print(f"error: {message}", file=sys.stderr, flush=True)
+        raise Lost(message, code, missing)
+
+    def _named(self, ranks: list[int]) -> str:
+        names = ", ".join(map(str, ranks)) or "the others"
+        return f"{'rank' if len(ranks) == 1 else 'ranks'} {names} of {self.place.size}"
+
+
+_boards: dict[Place, Board] = {}
+
+
+def board(place: Place, wait: Wait) -> Board:
+    """The board of a job; kept, because a process may run several configurations in turn."""
+    if place not in _boards:
+        _boards[place] = Board(_store(place, wait), place.port)
+    return _boards[place]
+
+
+def _store(place: Place, wait: Wait) -> dist.Store:
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun listens already
+    here = place.one_machine and not agent
+    if here:
+        # All ranks are on this machine: nothing needs to listen on any other address.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    address = "127.0.0.1" if here else place.host
+    if place.rank != 0 or agent:
+        return _reach(address, place, wait)
+    listener = socket.create_server(("127.0.0.1", place.port)).detach() if here else None
+    timeout = timedelta(seconds=wait.seconds)
+    return dist.TCPStore(
+        address, place.port, place.size, True, timeout, wait_for_workers=False, master_listen_fd=listener
+    )
+
+
+def _reach(address: str, place: Place, wait: Wait) -> dist.Store:
+    """Connect as soon as there is somebody to connect to."""
+    timeout = timedelta(seconds=ATTEMPT)
+    while True:
+        try:
+            # torch's own attempts cannot be interrupted.
+            socket.create_connection((address, place.port), timeout=1.0).close()
+            with cut_after(ATTEMPT, place.port):
+                return dist.TCPStore(address, place.port, place.size, False, timeout, wait_for_workers=False)
+        except (OSError, RuntimeError):
+            wait.moment(lambda: [0])
+
+
+@contextlib.contextmanager
+def cut_after(seconds: float, port: int) -> Iterator[None]:
+    """A call that waits for an answer from that port fails after so long."""
+    timer = threading.Timer(seconds, _cut, [port])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _cut(port: int) -> None:
+    for end in _connections(port):
+        end.shutdown(socket.SHUT_RDWR)
+
+
+def _connections(port: int) -> Iterator[socket.socket]:
+    """This process's ends of its connections to that port, whichever library made them."""
+    for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as end:
+                    if end.family in (socket.AF_INET, socket.AF_INET6) and end.getpeername()[1] == port:
+                        yield end
