@@ -102,7 +102,7 @@ class Wait:
         if waited > self._next:
             self._next += VOICE
             self._say(missing, waited)
-        time.sleep(0.05)
+        time.sleep(0.05 + self.place.size / 2000)  # all of them ask rank 0
 
     def _say(self, missing: Callable[[], list[int]], waited: float) -> None:
         """Rank 0 speaks for all, and rank 1 of rank 0."""

@@ -42,9 +42,9 @@ class Node:
         if final:
             self._final.touch()
         (self.path / f"{rank}.code").write_text(str(code))
-        (self.path / f"{rank}.pid").unlink()
 
-    def has_code(self, rank: int) -> bool:
+    def has_code(self, rank: int | str) -> bool:
+        """Whether the rank had its say; what is left of it is the end of its interpreter."""
         return (self.path / f"{rank}.code").exists()
 
     def stop(self, number: int) -> None:
@@ -53,9 +53,10 @@ class Node:
         self._signal(number)
 
     def _signal(self, number: int) -> None:
-        for pid in self._pids():
+        for rank, pid in self._pids().items():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+                if not self.has_code(rank):
+                    os.kill(pid, number)
 
     @contextlib.contextmanager
     def passing_signals_on(self) -> Iterator[None]:
@@ -73,15 +74,15 @@ class Node:
         """Let ranks that lost what started them end by themselves for so long."""
         self._signal(signal.SIGTERM)
         end = time.monotonic() + seconds
-        while any(map(alive, self._pids())) and time.monotonic() < end:
+        while any(map(alive, self._pids().values())) and time.monotonic() < end:
             time.sleep(0.05)
         self._signal(signal.SIGKILL)
 
-    def _pids(self) -> list[int]:
-        found = []
+    def _pids(self) -> dict[str, int]:
+        found = {}
         for file in self.path.glob("*.pid"):
-            with contextlib.suppress(FileNotFoundError, ValueError):  # the rank is just starting, or has just ended
-                found.append(int(file.read_text()))
+            with contextlib.suppress(ValueError):  # the rank is just writing it
+                found[file.stem] = int(file.read_text())
         return found
 
     def code(self, failed: bool, finished: bool) -> int:

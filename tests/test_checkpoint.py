@@ -17,6 +17,7 @@ import torch
 from fl_dist import faults
 from fl_dist.checkpoint import Damaged, Manifest, Save, folder_name, newest
 from fl_dist.main import main
+from tests.harness import saving_at_once
 from tests.jobs import QUIET, model_hash, results, started_ranks
 
 SETTINGS = (
@@ -54,7 +55,8 @@ def forked(folder: Path, fault: str, *more: str) -> int:
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("calm") / "run"
-    assert main(arguments(folder)) == 0
+    with saving_at_once():
+        assert main(arguments(folder)) == 0
     return folder
 
 

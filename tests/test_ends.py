@@ -278,10 +278,10 @@ def test_a_rank_that_dies_before_it_comes_ends_the_rest(launcher: str, tmp_path:
 
 
 def test_a_run_that_could_not_be_saved_is_not_called_resumable(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "checkpoint").touch()
     with family(tmp_path, "launch.local", "-n", "2") as job:
-        wait_for(lambda: rows(job.run) > 1, "a round")
+        wait_for((job.run / "checkpoint" / "latest").exists, "a save")
+        (job.run / "checkpoint").rename(tmp_path / "away")
+        (job.run / "checkpoint").touch()
         job.process.terminate()
         assert job.code() == 1
     assert "interrupted, and the run could not be saved" in job.errors()[0]

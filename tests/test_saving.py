@@ -126,8 +126,8 @@ class TestFate:
 
     @pytest.mark.parametrize("rank", [0, 1, 2])
     def test_a_failed_save_of_any_rank_loses_no_client(self, rank: int, calm: Path, tmp_path: Path) -> None:
-        """Rank's third sync fails once; the run is killed later and resumed."""
-        faults = {"FL_DIST_FAULT": f"sync:3@{rank}=fail,server:7@0"}
+        """A rank's first sync fails; the run is killed later and resumed."""
+        faults = {"FL_DIST_FAULT": f"sync:1@{rank}=fail,server:7@0"}
         codes, outputs = run_ranks(3, arguments(tmp_path), **faults)
         assert codes[0] == -signal.SIGKILL
         assert "could not be written: rank" in outputs[0]
