@@ -21,7 +21,7 @@ from fl_dist.checkpoint import Manifest, NoCheckpoint, folder_name, newest
 from fl_dist.client import ClientFailure
 from fl_dist.comm import Comm, Lost, connect, host
 from fl_dist.config import Config, ConfigError
-from fl_dist.folder import RunFolder
+from fl_dist.folder import FolderLost, RunFolder
 from fl_dist.monitor.console import STARTING
 from fl_dist.place import Place, find
 from fl_dist.reading import as_yaml
@@ -33,7 +33,7 @@ from fl_dist.words import counted, message
 from fl_dist.world import World
 
 log = logging.getLogger("fl_dist")
-EXPECTED = (ValueError, OSError, ClientFailure, TooFewSurvivors, NoCheckpoint, Lost, MemoryError)
+EXPECTED = (ValueError, OSError, ClientFailure, TooFewSurvivors, NoCheckpoint, FolderLost, Lost, MemoryError)
 """Errors whose message is enough; anything else is a defect and shows its traceback."""
 
 

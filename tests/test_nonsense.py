@@ -5,8 +5,11 @@ import io
 import json
 import lzma
 import os
+import resource
+import threading
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +18,11 @@ import yaml
 
 from fl_dist import reading
 from fl_dist.config import NAMED, Config, load
+from fl_dist.folder import LOCK, FolderInUse, FolderLost, MetricsFile, RunFolder
 from fl_dist.main import main
 from fl_dist.reading import DEEPEST, Unreadable, as_yaml, parse, read_yaml
 from fl_dist.words import LONGEST
+from launch import local, status, sweep
 from tests.jobs import QUIET
 from tests.test_errors import npz, save_npz
 
@@ -205,3 +210,139 @@ class TestData:
             patch.setattr(os, "sysconf", lambda name: 1)
             assert "unpacks to 4.29 GB, this machine has 1 B of memory" in self.refused(path, capsys)
         assert memory > 1
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """No file can grow, as on a full disk; Python ignores the signal."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+class TestFolder:
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            (b"", "config.yaml is empty"),
+            (b"[1, 2]", "config.yaml is not the configuration of a run; restore it"),
+            (b"seed: 1", "config.yaml is not the configuration of a run; restore it"),
+            (b"rounds: [", "config.yaml is not valid YAML: line"),
+            (b"\xff\xfe\x00", "config.yaml is not valid YAML: byte 0 is not UTF-8"),
+        ],
+    )
+    def test_a_config_that_is_none_is_told(self, text: bytes, message: str, tmp_path: Path, capsys: Captured) -> None:
+        (tmp_path / "config.yaml").write_bytes(text)
+        (tmp_path / "model.safetensors").touch()
+        assert main([*SMALL, f"run.dir={tmp_path}"]) == 2
+        assert message in one_line(capsys)
+        assert local.main([*SMALL, f"run.dir={tmp_path}"]) == 2
+        assert message in one_line(capsys)
+        assert (tmp_path / "config.yaml").read_bytes() == text
+
+    ROW = {"round": 1, "test_accuracy": 0.5, "bytes_down": 1, "bytes_up": 1, "dropped": [], "seconds": {"total": 1.0}}
+    ODD = [
+        "5",
+        "[]",
+        "{}",
+        '{"round": "x"}',
+        json.dumps(ROW | {"test_accuracy": float("nan")}),
+        json.dumps(ROW | {"seconds": {}}),
+        "\x00",
+        "[" * 100_000,
+    ]
+
+    @pytest.mark.parametrize("odd", ODD, ids=[odd[:20] for odd in ODD])
+    def test_an_odd_row_is_told_and_no_row_lost(self, odd: str, tmp_path: Path) -> None:
+        rows = [self.ROW | {"round": k} for k in (1, 2, 3)]
+        lines = [json.dumps(row) for row in rows]
+        file = MetricsFile(tmp_path / "metrics.jsonl")
+        text = "".join(f"{line}\n" for line in [lines[0], odd, *lines[1:]])
+        file.path.write_text(text)
+        with pytest.raises(ValueError, match=r"line 2 of .*metrics.jsonl is not a row of a run"):
+            file.cut(3)
+        assert file.path.read_text() == text
+        file.path.write_text("".join(f"{line}\n" for line in lines) + odd)
+        assert file.cut(2) == rows[:2]
+
+    def test_one_bad_run_does_not_hide_the_others(self, tmp_path: Path, capsys: Captured) -> None:
+        (tmp_path / "s.yaml").write_text(f"dir: {tmp_path}/runs\nset: {{rounds: 3}}\ngrid: {{seed: [0, 1, 2, 3, 4]}}\n")
+        for k in range(5):
+            (tmp_path / "runs" / f"seed{k}").mkdir(parents=True)
+            (tmp_path / "runs" / f"seed{k}" / "metrics.jsonl").write_text(json.dumps(self.ROW) + "\n")
+        (tmp_path / "runs/seed0/metrics.jsonl").write_text("5\n")
+        (tmp_path / "runs/seed1/metrics.jsonl").write_text('{"round": 1}\n')
+        (tmp_path / "runs/seed2/config.yaml").write_text("[")
+        (tmp_path / "runs/seed2/model.safetensors").touch()
+        (tmp_path / "runs/seed3/metrics.jsonl").unlink()
+        (tmp_path / "runs/seed3/metrics.jsonl").mkdir()
+        assert sweep.main([str(tmp_path / "s.yaml"), "--status"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        for line, message in zip(
+            lines[1:5], ["not a row", "not a row", "not valid YAML", "Is a directory"], strict=True
+        ):
+            assert "unreadable" in line and message in line, lines
+        assert lines[5].split() == ["seed4", "interrupted", "1/3", "50.00", "%"]
+
+    def test_a_disk_that_is_full_at_the_start_is_told(self, tmp_path: Path, capsys: Captured) -> None:
+        with full_disk():
+            code = main([*SMALL, f"run.dir={tmp_path / 'run'}"])
+        assert code == 2
+        assert "cannot use the run folder" in one_line(capsys)
+        assert main([*SMALL, f"run.dir={tmp_path / 'run'}"]) == 0
+
+
+class TestLock:
+    def config(self, path: Path) -> Config:
+        return load(None, [*SMALL, f"run.dir={path}"])
+
+    def test_whoever_looks_keeps_no_run_from_starting(self, tmp_path: Path) -> None:
+        config, done = self.config(tmp_path), threading.Event()
+
+        def look() -> None:
+            while not done.is_set():
+                status.locked(tmp_path)
+
+        watchers = [threading.Thread(target=look) for _ in range(3)]
+        for watcher in watchers:
+            watcher.start()
+        try:
+            for _ in range(300):
+                folder = RunFolder(tmp_path)
+                folder.claim(config)
+                assert status.locked(tmp_path)
+                folder.release()
+        finally:
+            done.set()
+            for watcher in watchers:
+                watcher.join()
+
+    def test_a_run_keeps_others_out_and_says_so_at_once(self, tmp_path: Path) -> None:
+        first, second, config = RunFolder(tmp_path), RunFolder(tmp_path), self.config(tmp_path)
+        first.claim(config)
+        for _ in range(2):
+            began = time.monotonic()
+            with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()} on "):
+                second.claim(config)
+            assert time.monotonic() - began < 1
+        first.release()
+        second.claim(config)
+        second.release()
+
+    @pytest.mark.parametrize("replaced", [False, True])
+    def test_a_lock_that_is_taken_away_is_noticed(self, replaced: bool, tmp_path: Path) -> None:
+        first, second, config = RunFolder(tmp_path), RunFolder(tmp_path), self.config(tmp_path)
+        first.claim(config)
+        first.check_lock()
+        (tmp_path / LOCK).unlink()
+        if replaced:
+            second.claim(config)
+            second.check_lock()
+        with pytest.raises(FolderLost, match="was removed or replaced, another job may write there"):
+            first.check_lock()
+        first.release()
+        second.release()
+        first.check_lock()
