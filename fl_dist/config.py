@@ -1,11 +1,8 @@
 """The configuration: defaults < YAML file < `key.sub=value` on the command line; strict at every level."""
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -16,11 +13,14 @@ from fl_dist.data.augment import augmentations
 from fl_dist.data.partition import partitions
 from fl_dist.models import models
 from fl_dist.paths import expand
+from fl_dist.reading import DEEPEST, ConfigError, Unreadable, parse, read_yaml
 from fl_dist.registry import Registry, Strict, UnknownName, nearest
+from fl_dist.words import shortened
 
-
-class ConfigError(ValueError):
-    """A configuration that cannot be run; the message names the key, where it was set and a remedy."""
+MOST = 10**7
+"""Of what is counted (clients, epochs, images of a batch): a slip of the keyboard, not a plan, is beyond it."""
+LONGEST = 1e8
+"""Seconds, three years: clocks and libraries take no more than some such number."""
 
 
 def key(description: str, **limits: Any) -> Any:
@@ -34,13 +34,14 @@ class Run(Strict):
 
 
 class Clients(Strict):
-    total: Annotated[int, key("number of clients", ge=1)] = 100
-    per_round: Annotated[int, key("clients of a round (bernoulli: on average)", ge=1)] = 10
+    total: Annotated[int, key("number of clients", ge=1, le=MOST)] = 100
+    per_round: Annotated[int, key("clients of a round (bernoulli: on average)", ge=1, le=MOST)] = 10
     sampling: Annotated[
         Literal["uniform", "bernoulli"], key("without replacement, or each client with probability per_round/total")
     ] = "uniform"
     schedule: Annotated[
-        list[list[int]] | str | None, key("instead of sampling: client ids of every round, or a YAML file with them")
+        list[list[int]] | str | None,
+        key("instead of sampling: client ids of every round, or a YAML or JSON file with them"),
     ] = None
     on_failure: Annotated[
         Literal["drop", "retry", "stop"],
@@ -53,7 +54,7 @@ class Clients(Strict):
 
 
 class Local(Strict):
-    epochs: Annotated[int, key("passes over the client's data in a round", ge=1)] = 5
+    epochs: Annotated[int, key("passes over the client's data in a round", ge=1, le=MOST)] = 5
     batch_size: Annotated[int | Literal["full"], key("samples of a batch; full: the client's whole data")] = 50
     lr: Annotated[float, key("learning rate of the first round", gt=0)] = 0.01
     lr_decay: Annotated[float, key("factor on the rate after each round", gt=0, le=1)] = 0.998
@@ -74,15 +75,17 @@ class Communication(Strict):
     reduce: Annotated[
         Literal["exact", "float32"], key("exact: integer sums, the same bits on any number of workers")
     ] = "exact"
-    timeout: Annotated[float, key("seconds without an answer after which a rank counts as lost", gt=0)] = 1800.0
-    meeting: Annotated[float, key("seconds that the first rank to start waits for the last", gt=0)] = 600.0
+    timeout: Annotated[float, key("seconds without an answer after which a rank counts as lost", gt=0, le=LONGEST)] = (
+        1800.0
+    )
+    meeting: Annotated[float, key("seconds that the first rank to start waits for the last", gt=0, le=LONGEST)] = 600.0
 
 
 class Topology(Strict):
     server: Annotated[Literal["dedicated", "shared"], key("rank 0 only serves and evaluates, or also trains")] = (
         "dedicated"
     )
-    threads: Annotated[int, key("CPU threads of each rank", ge=1)] = 1
+    threads: Annotated[int, key("CPU threads of each rank", ge=1, le=256)] = 1
     state_memory: Annotated[
         float, key("GB of clients' variables that a rank holds in memory; what is beyond lies in mapped files", ge=0)
     ] = 16.0
@@ -93,12 +96,14 @@ class Topology(Strict):
 class Checkpoint(Strict):
     every: Annotated[int, key("rounds between saves; 0: never", ge=0)] = 1
     keep: Annotated[int, key("checkpoints kept", ge=1)] = 2
-    grace: Annotated[float, key("seconds that the current round may take to end after a signal", ge=0)] = 60.0
+    grace: Annotated[float, key("seconds that the current round may take to end after a signal", ge=0, le=LONGEST)] = (
+        60.0
+    )
 
 
 class Evaluate(Strict):
     every: Annotated[int, key("rounds between evaluations on the test set; the last round always counts", ge=1)] = 1
-    batch_size: Annotated[int, key("test rows of a batch", ge=1)] = 200
+    batch_size: Annotated[int, key("test rows of a batch", ge=1, le=MOST)] = 200
     last: Annotated[int, key("rounds over which the final accuracy is averaged", ge=1)] = 50
 
 
@@ -117,7 +122,7 @@ class Monitor(Strict):
 
 class Config(Strict):
     seed: Annotated[int, key("source of all randomness", ge=0)] = 0
-    rounds: Annotated[int, key("communication rounds; a run may be resumed with more", ge=1)] = 500
+    rounds: Annotated[int, key("communication rounds; a run may be resumed with more", ge=1, le=10**9)] = 500
     run: Run = Run()
     data: Annotated[dict[str, Any], key("data set and its settings")] = {"name": "digits"}
     augment: Annotated[dict[str, Any], key("augmentation of training batches")] = {"name": "none"}
@@ -154,30 +159,10 @@ _PLACE = ("topology.server", "topology.device", "topology.state_memory", "topolo
 LAYOUT = ("run", "comm.timeout", "comm.meeting", "checkpoint", "monitor", *_PLACE)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2 floats: PyYAML reads 1e-3 as a string."""
-
-
-_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-_FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?\d*([eE][-+]?\d+)|\.\d+([eE][-+]?\d+)?|\d[\d_]*\.\d*)$")
-for _first in "-+.0123456789":
-    _Loader.yaml_implicit_resolvers.setdefault(_first, []).insert(0, ("tag:yaml.org,2002:float", _FLOAT))
-
-
-def read_yaml(path: str | Path) -> Any:
-    try:
-        return yaml.load(Path(path).read_text(), Loader=_Loader)  # noqa: S506 (a SafeLoader)
-    except OSError as e:
-        raise ConfigError(f"cannot read {path}: {e.strerror or e}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(e).split())}") from None
-
-
 def load(path: str | None, overrides: list[str]) -> Config:
     """The validated configuration of a file and overrides, with every default filled in."""
     where = {(): path or "the defaults"}
     raw = read_yaml(path) if path else {}
-    raw = {} if raw is None else raw
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold a mapping of keys, not {type(raw).__name__}")
     if swept := sorted(raw.keys() & {"grid", "list"}):
@@ -203,12 +188,14 @@ def validate(raw: dict[str, Any], where: dict[tuple[Any, ...], str] | None = Non
 def _apply(raw: dict[str, Any], override: str, where: dict[tuple[Any, ...], str]) -> None:
     name, equals, text = override.partition("=")
     if not equals or not name:
-        raise ConfigError(f"override {override!r} is not of the form key.sub=value")
+        raise ConfigError(f"override {shortened(repr(override))} is not of the form key.sub=value")
     try:
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
-    except yaml.YAMLError:
-        raise ConfigError(f"override {override!r}: the value is not valid YAML") from None
+        value = parse(text)
+    except Unreadable as e:
+        raise ConfigError(f"override {shortened(repr(override))}: the value is not valid YAML: {e}") from None
     path = tuple(name.split("."))
+    if len(path) > DEEPEST:
+        raise ConfigError(f"override {shortened(repr(override))}: a key has no {len(path)} levels")
     node = raw
     for depth, step in enumerate(path[:-1]):
         if step not in node:
@@ -274,13 +261,16 @@ def _cross_check(config: Config) -> None:
     c = config.clients
     if c.schedule is None and c.per_round > c.total:
         raise ConfigError(f"clients.per_round is {c.per_round}, more than the {c.total} of clients.total")
-    if isinstance(config.local.batch_size, int) and config.local.batch_size < 1:
-        raise ConfigError(f"local.batch_size must be at least 1 (or full), not {config.local.batch_size}")
+    if config.local.batch_size != "full" and not 1 <= config.local.batch_size <= MOST:
+        raise ConfigError(f"local.batch_size must be full, or from 1 to {MOST:,}, not {config.local.batch_size}")
     try:
         build(config.algorithm)
     except Clash as e:
         raise ConfigError(f"algorithm: {e}") from None
-    schedule(config)
+    given = schedule(config)
+    fewest = c.per_round if given is None else min(map(len, given))
+    if c.min_survivors > fewest:
+        raise ConfigError(f"clients.min_survivors is {c.min_survivors}, but a round may have only {fewest} clients")
 
 
 def schedule(config: Config) -> list[list[int]] | None:
@@ -288,7 +278,7 @@ def schedule(config: Config) -> list[list[int]] | None:
     given = config.clients.schedule
     if given is None:
         return None
-    source = "clients.schedule" if not isinstance(given, str) else f"the schedule {given}"
+    source = "clients.schedule" if not isinstance(given, str) else f"the schedule {shortened(given)}"
     rounds = read_yaml(expand(given)) if isinstance(given, str) else given
     is_table = isinstance(rounds, list) and all(isinstance(r, list) and all(type(c) is int for c in r) for r in rounds)
     if not is_table:
@@ -300,9 +290,8 @@ def schedule(config: Config) -> list[list[int]] | None:
             raise ConfigError(f"{source}: round {index} names {'no client' if not clients else 'a client twice'}")
         for client in clients:
             if not 0 <= client < config.clients.total:
-                raise ConfigError(
-                    f"{source}: round {index} names client {client}; there are clients 0 to {config.clients.total - 1}"
-                )
+                known = f"there are clients 0 to {config.clients.total - 1}"
+                raise ConfigError(f"{source}: round {index} names client {shortened(client)}; {known}")
     return rounds
 
 
@@ -322,7 +311,7 @@ def _explain(
         return f"unknown key {at}; {nearest(str(location[-1]), valid)}"
     if error["type"] == "missing":
         return f"missing key {_dotted(full)}: {path[0] if path else 'the configuration'} needs it"
-    return f"{at}: {error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r}"
+    return f"{at}: {error['msg'][0].lower()}{error['msg'][1:]}, got {shortened(repr(error['input']))}"
 
 
 def _siblings(schema: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
@@ -335,7 +324,7 @@ def _siblings(schema: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
 
 
 def _dotted(path: tuple[Any, ...]) -> str:
-    return ".".join(map(str, path))
+    return shortened(".".join(map(str, path)))
 
 
 def _source(path: tuple[Any, ...], where: dict[tuple[Any, ...], str]) -> str:
@@ -356,8 +345,9 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     changed = [k for k in sorted(before.keys() | after.keys()) if before.get(k) != after.get(k)]
     ignored = tuple(f"{k}." for k in LAYOUT)
     # No round depends on how many follow: rates, cohorts and batches come from the round's own number.
-    ignored += ("rounds.",) if new["rounds"] > old.get("rounds", new["rounds"]) else ()
-    return [f"{k}: {before.get(k)} -> {after.get(k)}" for k in changed if not f"{k}.".startswith(ignored)]
+    ignored += ("rounds.",) if new["rounds"] > old["rounds"] else ()
+    told = [k for k in changed if not f"{k}.".startswith(ignored)]
+    return [f"{shortened(k)}: {shortened(before.get(k))} -> {shortened(after.get(k))}" for k in told]
 
 
 def _leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,22 +2,27 @@
 
 import contextlib
 import fcntl
+import io
 import json
 import os
+import random
 import secrets
 import socket
 import tempfile
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import yaml
-
-from fl_dist.config import Config, ConfigError, differences, dump, read_yaml
+from fl_dist.config import Config, differences, dump
 from fl_dist.paths import expand
+from fl_dist.reading import ConfigError, as_yaml, read_yaml
+from fl_dist.words import shortened
 
 MODEL, CONFIG, METRICS, CHECKPOINT = "model.safetensors", "config.yaml", "metrics.jsonl", "checkpoint"
-RECORD = "run.json"
+RECORD, LOCK = "run.json", "lock"
+PATIENCE = 10.0
+"""Seconds in which those who only look at a lock let go of it."""
 
 
 @dataclass
@@ -33,6 +38,10 @@ class Record:
 
 class FolderInUse(ConfigError):
     """Another job holds the run folder."""
+
+
+class FolderLost(RuntimeError):
+    """The lock of the run folder is no longer this job's."""
 
 
 def sync_folder(path: Path) -> None:
@@ -66,7 +75,7 @@ class RunFolder:
         self.path = expand(path)
         self.logs = self.path / "logs"
         self.record = Record()
-        self._lock: IO[str] | None = None
+        self._lock: io.FileIO | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -89,24 +98,45 @@ class RunFolder:
             self.logs.mkdir(parents=True, exist_ok=True, mode=0o755)
             self._take_lock()
             return self._check(config)
-        except ConfigError:
-            raise
         except OSError as e:
             raise ConfigError(
-                f"cannot use the run folder {self.path}: {e.strerror}; choose another with run.dir"
+                f"cannot use the run folder {shortened(self.path)}: {e.strerror}; choose another with run.dir"
             ) from None
 
     def _take_lock(self) -> None:
-        self._lock = open(self.path / "lock", "a+")  # noqa: SIM115 (held until the process ends)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.seek(0)
-            holder = self._lock.read().strip() or "another job"
-            raise FolderInUse(f"the run folder {self.path} is in use by {holder}; choose another run.dir") from None
+        """Lock the file that is at the path, which someone may have removed while this job waited."""
+        end = time.monotonic() + PATIENCE
+        while self._lock is None or not self._holds_lock():
+            self.release()
+            self._lock = io.FileIO(self.path / LOCK, "a+")  # unbuffered: closing it on a full disk must not fail
+            if time.monotonic() > end or not _locked(self._lock, end):
+                holder = self._holder()
+                self.release()
+                raise FolderInUse(f"the run folder {self.path} is in use by {holder}; choose another run.dir")
         self._lock.truncate(0)
-        self._lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        self._lock.flush()
+        self._lock.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+
+    def _holder(self) -> str:
+        assert self._lock is not None
+        self._lock.seek(0)
+        return shortened(self._lock.read(200).decode(errors="replace").strip()) or "another job"
+
+    def _holds_lock(self) -> bool:
+        """Whether the file that this job locked is still the one at the path."""
+        assert self._lock is not None
+        try:
+            return os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / LOCK))
+        except FileNotFoundError:
+            return False
+
+    def check_lock(self) -> None:
+        """Raise FolderLost if another job may have been let in; what the file system cannot answer now is no sign."""
+        with contextlib.suppress(OSError):
+            if self._lock is not None and not self._holds_lock():
+                raise FolderLost(
+                    f"the lock file of {self.path} was removed or replaced, another job may write there; "
+                    "this one ends, start it again to go on from the last checkpoint"
+                )
 
     def _check(self, config: Config) -> bool:
         recorded = self._recorded()
@@ -127,7 +157,7 @@ class RunFolder:
 
     def _refuse_remains(self) -> None:
         """Without a configuration nothing else of a run may be there: it would be overwritten."""
-        remains = [name for name in (RECORD, METRICS, CHECKPOINT, MODEL) if os.path.lexists(self.path / name)]
+        remains = [name for name in (METRICS, CHECKPOINT, MODEL) if os.path.lexists(self.path / name)]
         if remains:
             raise ConfigError(
                 f"{self.path} holds {', '.join(remains)} of a run, but not its {CONFIG}: put that back, "
@@ -166,7 +196,7 @@ class RunFolder:
         """Make room for more rounds: a finished run goes on from its last save, its model so far keeps another name."""
         model = self.path / MODEL
         if model.exists():
-            if not (self.checkpoints / "latest").exists():
+            if not self.record.saved:
                 raise ConfigError(
                     f"the run in {self.path} ended after {rounds} rounds and kept no checkpoint to go on from; "
                     "choose another run.dir"
@@ -176,12 +206,36 @@ class RunFolder:
 
     def _recorded(self) -> dict[str, Any]:
         """The configuration that the folder belongs to; empty if it holds none."""
-        return read_yaml(self.path / CONFIG) if (self.path / CONFIG).exists() else {}
+        path = self.path / CONFIG
+        if not path.exists():
+            return {}
+        recorded = read_yaml(path)
+        if not isinstance(recorded, dict) or type(recorded.get("rounds")) is not int:
+            raise ConfigError(f"{path} is not the configuration of a run; restore it, or choose another run.dir")
+        return recorded
 
     def _record(self, config: Config) -> None:
-        write_atomically(self.path / CONFIG, yaml.safe_dump(dump(config), sort_keys=False).encode())
+        write_atomically(self.path / CONFIG, as_yaml(dump(config)).encode())
 
     def release(self) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def _locked(file: io.FileIO, end: float) -> bool:
+    """Whether the file is locked now; False at once if another job has it, while those who only look are waited for."""
+    while not _flock(file, fcntl.LOCK_EX):
+        if not _flock(file, fcntl.LOCK_SH) or time.monotonic() > end:
+            return False
+        fcntl.flock(file, fcntl.LOCK_UN)
+        time.sleep(random.uniform(0, 0.01))  # noqa: S311 (not in step with the others)
+    return True
+
+
+def _flock(file: io.FileIO, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -89,6 +89,7 @@ class Head:
         # The last save waits for the one before in its own thread, not here, where the other ranks would wait too.
         saving = due and (stop or not self.saver.busy)
         if saving:
+            self.folder.check_lock()
             self._last_save = index
         down.fill(self.server.publish(index, len(cohort)), self.server.buffers)
         orders = Orders(saving * (2 if self.chief.vanished else 1), stop, decided, whole)

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 
 import torch
-import yaml
 
 from fl_dist import __version__, bf16
 from fl_dist import config as configuration
@@ -22,20 +21,31 @@ from fl_dist.checkpoint import Damaged, NoCheckpoint, Save, load_save, newest
 from fl_dist.client import ClientFailure
 from fl_dist.comm import Comm, Lost, connect, host
 from fl_dist.config import Config, ConfigError
-from fl_dist.folder import RunFolder
+from fl_dist.folder import FolderLost, RunFolder
 from fl_dist.meeting import passes
 from fl_dist.metrics import RowsLost
 from fl_dist.monitor.console import STARTING
 from fl_dist.place import Place, find
+from fl_dist.reading import as_yaml
 from fl_dist.server import TooFewSurvivors
 from fl_dist.signals import REQUEUE, StopRequest, end_with_parent
 from fl_dist.train import train
 from fl_dist.usage import help_lines
-from fl_dist.words import counted
+from fl_dist.words import counted, message
 from fl_dist.world import World
 
 log = logging.getLogger("fl_dist")
-EXPECTED = (ValueError, OSError, ClientFailure, TooFewSurvivors, NoCheckpoint, RowsLost, Lost, MemoryError)
+EXPECTED = (
+    ValueError,
+    OSError,
+    ClientFailure,
+    TooFewSurvivors,
+    NoCheckpoint,
+    RowsLost,
+    FolderLost,
+    Lost,
+    MemoryError,
+)
 """Errors whose message is enough; anything else is a defect and shows its traceback."""
 
 
@@ -90,7 +100,7 @@ def _check(config: Config) -> int:
     world = World(config, torch.device("cpu"))
     for line in world.describe():
         print(f"# {line}")
-    print(yaml.safe_dump(configuration.dump(config), sort_keys=False), end="")
+    print(as_yaml(configuration.dump(config)), end="")
     return 0
 
 
@@ -219,7 +229,7 @@ def _complain(error: Exception, speaks: bool, traceback: bool = False) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
+    text = message(error)
     return text if isinstance(error, EXPECTED) else f"{type(error).__name__}: {text}"
 
 

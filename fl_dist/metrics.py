@@ -6,7 +6,9 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from fl_dist.folder import write_atomically
 
@@ -71,11 +73,31 @@ class MetricsFile:
 DAMAGED = "metrics.damaged.jsonl"
 
 
+class Seconds(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    total: Annotated[float, Field(ge=0)]
+
+
+class Needed(BaseModel):
+    """What a row must have to be counted; it has more."""
+
+    model_config = ConfigDict(strict=True)
+
+    round: Annotated[int, Field(ge=1)]
+    test_accuracy: Annotated[float, Field(ge=0, le=1)] | None
+    bytes_down: int
+    bytes_up: int
+    dropped: list[int]
+    seconds: Seconds
+
+
 def parsed(line: bytes) -> Row | None:
     """A whole row, or None."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         row = json.loads(line) if line.endswith(b"\n") else None
-        return row if isinstance(row, dict) and isinstance(row.get("round"), int) else None
+        Needed.model_validate(row)
+        return row
     return None
 
 

@@ -11,14 +11,19 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, create_model
 
+from fl_dist.words import shortened
+
+LONGEST_WORD = 100
+"""Letters in which a misspelt word is compared with others: each costs time."""
+
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Strict(BaseModel):
-    """A configuration section: unknown keys and wrong types are errors."""
+    """A configuration section: unknown keys, wrong types and numbers that are not finite are errors."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class UnknownName(ValueError):
@@ -45,7 +50,7 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> Callable[..., T]:
         if name not in self._builders:
-            raise UnknownName(f"unknown {self.kind} {name!r}; {nearest(name, self._builders)}")
+            raise UnknownName(f"unknown {self.kind} {shortened(repr(name))}; {nearest(name, self._builders)}")
         return self._builders[name]
 
     def schema(self, name: str) -> type[Strict]:
@@ -65,7 +70,7 @@ class Registry(Generic[T]):
 def nearest(word: str, valid: typing.Iterable[str]) -> str:
     """A hint for a misspelt word: the nearest valid one, or all of them."""
     valid = sorted(valid)
-    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word[:LONGEST_WORD], valid, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(valid) or 'none'}"
 
 

@@ -1,4 +1,7 @@
-"""Numbers as people read them."""
+"""Numbers, inputs and errors as people read them."""
+
+LONGEST = 2000
+"""Characters of a message, whatever it repeats."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -19,3 +22,17 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def shortened(value: object, most: int = 100) -> str:
+    """Something that a user wrote, as a piece of a message: its beginning, if it is long, and in one line."""
+    text = str(value)
+    cut = text if len(text) <= most else f"{text[: most - 3]}..."
+    return "".join(c if c.isprintable() else "?" for c in cut)
+
+
+def message(error: BaseException | str) -> str:
+    """An error in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror + (f": {shortened(error.filename)}" if error.filename else "")
+    return shortened(" ".join(str(error).split()) or type(error).__name__, LONGEST)

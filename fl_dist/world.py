@@ -57,10 +57,16 @@ class World:
         return module.to(self.device, DTYPES[self.config.local.precision])
 
     def _check_finite(self) -> None:
+        precision = self.config.local.precision
         for name in ("x_train", "x_test"):
             x: Tensor = getattr(self.dataset, name)
-            if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-                raise ValueError(f"data {self.config.data['name']}: {name} holds values that are not finite")
+            # In the precision of training: 1e300 is infinite in float32. (A NaN is the least and the greatest value.)
+            extremes = torch.stack(torch.aminmax(x)).to(DTYPES[precision]) if x.is_floating_point() else x[:0]
+            if not bool(torch.isfinite(extremes).all()):
+                raise ValueError(
+                    f"data {self.config.data['name']}: {name} holds values that are not finite in {precision};"
+                    " scale, replace or remove them"
+                )
 
     def _template(self) -> Template:
         r = self.round(0, 1)

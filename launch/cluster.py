@@ -8,9 +8,11 @@ from typing import Annotated, Any
 import submitit
 from pydantic import Field, ValidationError
 
-from fl_dist.config import Config, ConfigError, read_yaml
+from fl_dist.config import Config
 from fl_dist.paths import expand
+from fl_dist.reading import ConfigError, read_yaml
 from fl_dist.registry import Strict, nearest
+from fl_dist.words import shortened
 
 Options = dict[str, Any]
 PROFILES = Path(__file__).parent / "profiles.yaml"
@@ -54,14 +56,14 @@ def checked(schema: type[Any], given: Any, where: str) -> Any:
         return schema.model_validate(given)
     except ValidationError as e:
         error = e.errors()[0]
-        key = ".".join(map(str, error["loc"]))
+        key = shortened(".".join(map(str, error["loc"])))
         if error["type"] == "extra_forbidden" and key in Config.model_fields:
             raise ConfigError(
                 f"{key} in {where} is a key of a configuration: run one with python -m fl_dist.main"
             ) from None
         if error["type"] == "extra_forbidden":
             raise ConfigError(f"unknown key {key} in {where}; {nearest(key, list(schema.model_fields))}") from None
-        raise ConfigError(f"{where}: {key}: {error['msg'].lower()}, got {error['input']!r}") from None
+        raise ConfigError(f"{where}: {key}: {error['msg'].lower()}, got {shortened(repr(error['input']))}") from None
 
 
 def read_profile(name: str | None, file: str | Path) -> Profile:

@@ -1,16 +1,16 @@
 """How far runs are, read from their folders, their logs and Slurm's queue."""
 
 import fcntl
-import json
 import subprocess
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_dist.folder import METRICS, RunFolder
+from fl_dist.folder import LOCK, METRICS, RunFolder
+from fl_dist.metrics import parsed
 from fl_dist.monitor.console import STARTING
-from fl_dist.words import duration
+from fl_dist.words import duration, message
 
 RECENT = 10
 """Rounds from whose duration the time left is estimated."""
@@ -41,6 +41,14 @@ def queue() -> dict[str, str]:
 
 
 def status(name: str, run: Path, rounds: int, queued: str | None, log: Path | None) -> Status:
+    """One line of the table, which a damaged folder must not hide."""
+    try:
+        return _status(name, run, rounds, queued, log)
+    except (ValueError, OSError) as e:
+        return Status(name, "unreadable", reason=message(e))
+
+
+def _status(name: str, run: Path, rounds: int, queued: str | None, log: Path | None) -> Status:
     rows = _last_rows(run / METRICS)
     known = Status(name, "finished" if RunFolder(run).finished(rounds) else _state(run, queued, log, bool(rows)))
     if rows:
@@ -64,9 +72,9 @@ def _state(run: Path, queued: str | None, log: Path | None, begun: bool) -> str:
 
 
 def locked(run: Path) -> bool:
-    """Whether a run holds its folder at this moment."""
+    """Whether a run holds its folder at this moment. (A run that starts waits for those who look.)"""
     try:
-        with open(run / "lock") as file:
+        with open(run / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -79,7 +87,7 @@ def reason(log: Path | None) -> str | None:
     """Why the last attempt failed: its first error, for those that follow are consequences."""
     if log is None or not log.exists():
         return None
-    with open(log, errors="replace") as file:
+    with open(log, encoding="utf-8", errors="replace") as file:
         lines = [line.strip() for line in deque(file, TAIL)]
     attempts = [k for k, line in enumerate(lines) if line.startswith(f"{STARTING} ")]
     last = lines[attempts[-1] :] if attempts else lines
@@ -89,11 +97,14 @@ def reason(log: Path | None) -> str | None:
 
 def _last_rows(metrics: Path) -> list[dict[str, Any]]:
     try:
-        with open(metrics) as file:
+        with open(metrics, "rb") as file:
             lines = list(deque(file, RECENT))
-    except OSError:
+    except FileNotFoundError:
         return []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    rows = [parsed(line) for line in lines if line.endswith(b"\n")]
+    if None in rows:
+        raise ValueError(f"{metrics} has a line that is not a row of a run")
+    return [row for row in rows if row is not None]
 
 
 def _last_accuracy(rows: list[dict[str, Any]]) -> float | None:

@@ -294,8 +294,11 @@ class TestContents:
         assert "rank 1 on" in outputs[0] and "sees another data than rank 0" in outputs[0]
 
 
+COMMON = {"test_accuracy": None, "bytes_down": 1, "bytes_up": 1, "dropped": [], "seconds": {"total": 1.0}}
+
+
 class TestRows:
-    ROWS = [{"round": k, "loss": 1 / k} for k in range(1, 6)]
+    ROWS = [{"round": k, **COMMON} for k in range(1, 6)]
 
     def test_a_torn_write_leaves_no_fragment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = MetricsFile(tmp_path / "m.jsonl")

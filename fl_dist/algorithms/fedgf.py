@@ -18,7 +18,7 @@ from fl_dist.algorithms.table import entry
 from fl_dist.core import Algorithm, Oracle, Part, Round, Sent, Upload, Vars, ascend, parts, unit
 
 Threshold = Annotated[float, Field(ge=0, description="T_D, mean distance above which a round counts as divergent")]
-Window = Annotated[int, Field(ge=1, description="W, rounds over which divergence is averaged")]
+Window = Annotated[int, Field(ge=1, le=10**6, description="W, rounds over which divergence is averaged")]
 
 
 @parts.register

@@ -18,7 +18,9 @@ from fl_dist.core import Algorithm, Oracle, Part, Round, Vars, parts
 
 AscentLr = Annotated[float, Field(ge=0, description="eta_2, rate of the ascent; not decayed")]
 Penalty = Annotated[float, Field(ge=0, description="lambda, weight of the squared shift")]
-Steps = Annotated[int, Field(ge=1, description="ascent steps a local step; each beyond the first costs a pass")]
+Steps = Annotated[
+    int, Field(ge=1, le=1000, description="ascent steps a local step; each beyond the first costs a pass")
+]
 
 
 @parts.register

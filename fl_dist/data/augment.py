@@ -27,7 +27,7 @@ def none() -> Augmentation:
 @augmentations.register
 def crop_flip(
     *,
-    padding: Annotated[int, Field(ge=0, description="black pixels added on each side before the crop")] = 4,
+    padding: Annotated[int, Field(ge=0, le=1000, description="black pixels added on each side before the crop")] = 4,
     flip: Annotated[bool, Field(description="mirror half of the images, chosen at random, left to right")] = True,
 ) -> Augmentation:
     """For each image a random crop of the padded image, and a mirror image with probability 1/2."""

@@ -40,7 +40,7 @@ def balanced(pools: Parts, clients: int, alpha: float, rng: np.random.Generator)
 def unbalanced(pools: Parts, clients: int, alpha: float, rng: np.random.Generator, min_size: int) -> Parts:
     """Every class divided over the clients by Dir(alpha): unequal sizes, every row once."""
     sizes = np.array([len(pool) for pool in pools])
-    for _ in range(DRAWS):
+    for _ in range(DRAWS if clients * min_size <= sizes.sum() else 0):
         counts = _cut(sizes, _proportions(_log_gammas(rng, alpha, (len(pools), clients)))).T
         if counts.sum(1).min() >= min_size:
             return _deal(pools, counts)

@@ -1,5 +1,7 @@
 """The user's own data: one .npz file of x_train, y_train, x_test, y_test and, optionally, client."""
 
+import lzma
+import os
 import struct
 import zipfile
 import zlib
@@ -12,6 +14,7 @@ from pydantic import Field
 
 from fl_dist.data.dataset import Dataset, datasets
 from fl_dist.paths import expand
+from fl_dist.words import shortened, size
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 LABEL_LIMIT = 2**20  # a label beyond it is an id or a hash, and would size the model's last layer
@@ -44,8 +47,8 @@ def read(path: Path) -> Dataset:
 
 
 def _load(path: Path) -> Arrays:
-    if not path.is_file():
-        raise ValueError(f"data file {path} does not exist; set data.path to a .npz file")
+    if not os.path.isfile(path):
+        raise ValueError(f"data file {shortened(path)} does not exist; set data.path to a .npz file")
     try:
         return _members(path)
     except (
@@ -54,8 +57,10 @@ def _load(path: Path) -> Arrays:
         RuntimeError,
         zipfile.BadZipFile,
         zlib.error,
+        lzma.LZMAError,
         struct.error,
         MemoryError,
+        OverflowError,
     ) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"data file {path} cannot be read ({reason}); write it again with numpy.savez") from None
@@ -67,7 +72,17 @@ def _members(path: Path) -> Arrays:
         if missing:
             raise ValueError(f"data file {path} lacks {', '.join(missing)}; it needs {', '.join(REQUIRED)}")
         names = [name for name in (*REQUIRED, "client") if name in archive.files]
+        _check_size(path, archive, names)
         return {name: _member(path, archive, name) for name in names}
+
+
+def _check_size(path: Path, archive: np.lib.npyio.NpzFile, names: list[str]) -> None:
+    """A few kilobytes may say that they unpack to terabytes; no more than they say is unpacked."""
+    assert archive.zip is not None
+    unpacked = {info.filename.removesuffix(".npy"): info.file_size for info in archive.zip.infolist()}
+    total, memory = sum(unpacked[name] for name in names), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if total > memory:
+        raise ValueError(f"data file {path} unpacks to {size(total)}, this machine has {size(memory)} of memory")
 
 
 def _open(path: Path) -> np.lib.npyio.NpzFile:
@@ -83,8 +98,8 @@ def _open(path: Path) -> np.lib.npyio.NpzFile:
 def _member(path: Path, archive: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
     try:
         array = archive[name]
-    except ValueError:  # a Python object, or a damaged header
-        raise ValueError(f"data file {path}: {name} is not a plain numeric array; save numbers") from None
+    except ValueError:  # a Python object, a damaged header, or fewer numbers than it says
+        raise ValueError(f"data file {path}: {name} is not a plain numeric array, or damaged; save numbers") from None
     if not isinstance(array, np.ndarray):
         raise ValueError(f"data file {path}: {name} is not an array; write the file with numpy.savez")
     return array

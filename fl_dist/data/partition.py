@@ -54,11 +54,7 @@ def dirichlet(
     *,
     alpha: Annotated[
         float,
-        Field(
-            ge=0,
-            allow_inf_nan=False,
-            description="concentration of each class; 0: as few classes as possible",
-        ),
+        Field(ge=0, description="concentration of each class; 0: as few classes as possible"),
     ] = 0.1,
     variant: Annotated[
         Literal["balanced", "unbalanced", "sequential", "per_client", "grouped"],
@@ -103,6 +99,11 @@ def shards(
         raise ValueError(
             f"partition shards: {clients} clients of {per_client} shards cannot hold {len(pools)} classes;"
             " raise partition.per_client"
+        )
+    if total > len(labels):
+        raise ValueError(
+            f"partition shards: {clients} clients of {per_client} shards need {total} rows, there are {len(labels)};"
+            " lower partition.per_client"
         )
     # Where classes do not divide the shards evenly, the largest classes are cut once more.
     order = np.argsort([-len(pool) for pool in pools], kind="stable")

@@ -1,5 +1,6 @@
 """Models, one file a family, and how one starts from a file of parameters."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from fl_dist.models import cnn, mlp, vit  # noqa: F401  (importing a family registers it)
 from fl_dist.models.base import models
 from fl_dist.paths import expand
+from fl_dist.words import shortened
 
 __all__ = ["load_init", "models"]
 
@@ -32,8 +34,8 @@ def load_init(module: nn.Module, path: str | Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise ValueError(f"model.init {path} does not exist; set it to a .safetensors file, or to null")
+    if not os.path.isfile(path):
+        raise ValueError(f"model.init {shortened(path)} does not exist; set it to a .safetensors file, or to null")
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:

@@ -30,8 +30,8 @@ def mlp(
     classes: int,
     *,
     hidden: Annotated[
-        list[Annotated[int, Field(ge=1)]],
-        Field(description="units of each hidden layer; [] is a linear model"),
+        list[Annotated[int, Field(ge=1, le=10**6)]],
+        Field(max_length=1000, description="units of each hidden layer; [] is a linear model"),
     ] = [64],  # noqa: B006  (never changed)
     activation: Annotated[Literal["tanh", "relu"], Field(description="after each hidden layer")] = "tanh",
 ) -> nn.Module:
