@@ -20,6 +20,7 @@ from fl_dist import reading
 from fl_dist.config import NAMED, Config, load
 from fl_dist.folder import LOCK, FolderInUse, FolderLost, RunFolder
 from fl_dist.main import main
+from fl_dist.metrics import DAMAGED, MetricsFile
 from fl_dist.reading import DEEPEST, Unreadable, as_yaml, parse, read_yaml
 from fl_dist.words import LONGEST
 from launch import local, status, sweep
@@ -256,6 +257,17 @@ class TestFolder:
     ]
 
     @pytest.mark.parametrize("odd", ODD, ids=[odd[:20] for odd in ODD])
+    def test_an_odd_row_costs_no_other(self, odd: str, tmp_path: Path) -> None:
+        rows = [self.ROW | {"round": k} for k in (1, 2, 3)]
+        lines = [json.dumps(row) for row in rows]
+        file = MetricsFile(tmp_path / "metrics.jsonl")
+        text = "".join(f"{line}\n" for line in [lines[0], odd, *lines[1:]])
+        file.path.write_text(text)
+        assert file.resume(3) == rows
+        assert (tmp_path / DAMAGED).read_text() == text
+        file.path.write_text("".join(f"{line}\n" for line in lines) + odd)
+        assert file.resume(2) == rows[:2]
+
     def test_one_bad_run_does_not_hide_the_others(self, tmp_path: Path, capsys: Captured) -> None:
         (tmp_path / "s.yaml").write_text(f"dir: {tmp_path}/runs\nset: {{rounds: 3}}\ngrid: {{seed: [0, 1, 2, 3, 4]}}\n")
         for k in range(5):
