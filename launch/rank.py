@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from fl_dist import terminal
 from fl_dist.signals import HANDLED, REQUEUE
 
 OUTCOMES = "FL_DIST_OUTCOMES"
@@ -59,4 +60,5 @@ def run() -> int:
 
 
 if __name__ == "__main__":
+    terminal.prepare()
     sys.exit(run())
