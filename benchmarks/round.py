@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from fl_dist import config as configuration
 from fl_dist.comm import Cluster
 from fl_dist.folder import RunFolder
+from fl_dist.place import find
 from fl_dist.signals import StopRequest
 from fl_dist.train import Session
 from fl_dist.world import World
@@ -182,7 +183,7 @@ def measure(case: Case, repeats: int, data: Path, folder: Path, comm: Cluster) -
         with contextlib.redirect_stdout(io.StringIO()):
             seconds = timed(session.round, index)
         cohort = session.world.cohort(index)
-        assignment = session.down.read_orders(cohort)[2]
+        _, assignment = session.down.read_orders(cohort)
         with contextlib.redirect_stdout(io.StringIO()):
             plain = timed(other.round, index) if other else timed(bare.round, index, assignment, case.wire)
         if index:
@@ -210,7 +211,9 @@ def report(case: Case, times: dict[str, list[float]], parts: dict[str, list[floa
 def rank_main(which: str, method: str, repeats: int, folder: Path) -> None:
     torch.set_num_threads(1)
     basis = configuration.load(None, [])
-    comm = Cluster(basis.topology, basis.comm)
+    place = find()
+    assert place is not None
+    comm = Cluster(place, basis.topology, basis.comm, StopRequest(0.0))
     if comm.rank == 0:
         print(f"{'':28} {'round':>12} {'bare':>12}   ratio   limit")
     for k, case in enumerate(cases(which, method)):

@@ -4,6 +4,11 @@ python -m fl_dist.main [CONFIG.yaml] [key.sub=value ...]
 torchrun --nproc-per-node 8 -m fl_dist.main CONFIG.yaml [key.sub=value ...]
 """
 
+from fl_dist import terminal
+
+if __name__ == "__main__":
+    terminal.prepare()  # here, for the imports below take seconds
+
 import argparse
 import contextlib
 import json
@@ -47,6 +52,8 @@ EXPECTED = (
     MemoryError,
 )
 """Errors whose message is enough; anything else is a defect and shows its traceback."""
+NO_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+"""By which torch's RuntimeErrors are known."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         bf16.make_safe(config)
         if arguments.check:
             return _check(config) if speaks else 0
-    except (ValueError, OSError) as e:
-        _complain(e, speaks)
+    except Exception as e:
+        _complain(e, speaks, arguments.traceback)
         return 2
     torch.set_num_threads(config.topology.threads)
     _be_deterministic()
@@ -72,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = terminal.Parser(
         prog="python -m fl_dist.main",
         description="Federated training: rank 0 serves, the other ranks train; one process alone does everything.",
         epilog=_keys() if {"-h", "--help"} & set(argv) else "",
@@ -124,8 +131,8 @@ def _run(config: Config, folder: RunFolder, place: Place | None, traceback: bool
         except Exception as e:
             code = 2 if isinstance(e, ConfigError) else e.code if isinstance(e, Lost) else 1
             if comm is not None and not isinstance(e, Lost):
-                comm.fail(_first_line(e), code, passes(e))
-            _complain(e, speaks, traceback or not isinstance(e, EXPECTED))
+                comm.fail(_one_line(e), code, passes(e))
+            _complain(e, speaks, traceback)
             resumable = stop.requested and not isinstance(e, NoCheckpoint | RowsLost)
             return REQUEUE if resumable and code == 1 else code
         finally:
@@ -204,7 +211,7 @@ class LogFile(logging.FileHandler):
 
 def _log_to(folder: RunFolder, comm: Comm) -> list[logging.Handler]:
     """Each rank's log file; rank 0's warnings also go to the terminal."""
-    handlers: list[logging.Handler] = [LogFile(folder.logs / f"rank{comm.rank}.log")]
+    handlers: list[logging.Handler] = [LogFile(folder.logs / f"rank{comm.rank}.log", encoding="utf-8")]
     if comm.rank == 0:
         terminal = logging.StreamHandler()
         # Errors end the run and are printed once, at the end.
@@ -218,19 +225,27 @@ def _log_to(folder: RunFolder, comm: Comm) -> list[logging.Handler]:
     return handlers
 
 
-def _complain(error: Exception, speaks: bool, traceback: bool = False) -> None:
-    log.error("%s", _first_line(error), exc_info=error if traceback else None, extra={"passes": passes(error)})
+def _complain(error: Exception, speaks: bool, traceback: bool) -> None:
+    traceback = traceback or not (isinstance(error, EXPECTED) or _lacks_memory(error))
+    log.error("%s", _one_line(error), exc_info=error if traceback else None, extra={"passes": passes(error)})
     if speaks:
         if traceback:
             import traceback as tb
 
             tb.print_exception(error)
-        print(f"error: {_first_line(error)}", file=sys.stderr, flush=True)
+        terminal.complain(_one_line(error))
 
 
-def _first_line(error: Exception) -> str:
-    text = message(error)
-    return text if isinstance(error, EXPECTED) else f"{type(error).__name__}: {text}"
+def _one_line(error: Exception) -> str:
+    if _lacks_memory(error):
+        return f"not enough memory ({message(error)}); choose a smaller model, batch or data set"
+    return message(error) if isinstance(error, EXPECTED) else f"{type(error).__name__}: {message(error)}"
+
+
+def _lacks_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    )
 
 
 def _be_deterministic() -> None:

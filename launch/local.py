@@ -5,6 +5,11 @@ python -m launch.local [CONFIG.yaml] [key.sub=value ...] --ranks 8
 Exit codes as of fl_dist.main: 0 finished, 2 bad configuration, 75 interrupted and resumable, 1 any other failure.
 """
 
+from fl_dist import terminal
+
+if __name__ == "__main__":
+    terminal.prepare()  # here, for the imports below take seconds
+
 import argparse
 import logging
 import multiprocessing
@@ -13,10 +18,14 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from fl_dist.arguments import resolve
 from fl_dist.folder import RunFolder
+from fl_dist.reading import ConfigError
 from fl_dist.signals import HANDLED, end_with_parent
+from fl_dist.terminal import at_least
+from fl_dist.words import shortened
 from launch.node import BAD_CONFIG, OWNED, Node, node_folder
 
 SIGNALLED = 128
@@ -28,11 +37,12 @@ COURTESY = 10.0
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     try:
+        _check_nodes(arguments)
         config, command = resolve(arguments.what)
         folder = RunFolder(str(config.run.dir))
         folder.refuse_finished(config.rounds)
-    except ValueError as e:
-        print(f"error: {e}", file=sys.stderr)
+    except (ValueError, OSError) as e:
+        terminal.complain(e)
         return BAD_CONFIG
     if OWNED in os.environ:
         end_with_parent()
@@ -43,23 +53,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m launch.local", description=__doc__.splitlines()[0])
+    parser = terminal.Parser(prog="python -m launch.local", description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", metavar="CONFIG key.sub=value", help="as for python -m fl_dist.main")
-    parser.add_argument("-n", "--ranks", type=_positive, default=3, help="processes on this node (default 3)")
-    parser.add_argument("--max-restarts", type=int, default=0, help="restarts after a rank was lost (default 0)")
     parser.add_argument(
-        "--nodes", type=_positive, default=1, help="nodes of the job, each with this command (default 1)"
+        "-n", "--ranks", type=partial(at_least, 1), default=3, help="processes on this node (default 3)"
     )
-    parser.add_argument("--node-rank", type=int, default=0, help="which of them this is; 0 is the rendezvous host")
+    parser.add_argument(
+        "--max-restarts", type=partial(at_least, 0), default=0, help="restarts after a rank was lost (default 0)"
+    )
+    parser.add_argument(
+        "--nodes", type=partial(at_least, 1), default=1, help="nodes of the job, each with this command (default 1)"
+    )
+    parser.add_argument(
+        "--node-rank", type=partial(at_least, 0), default=0, help="which of them this is; 0 is the rendezvous host"
+    )
     parser.add_argument("--rendezvous", default="127.0.0.1:0", metavar="HOST:PORT", help="where the nodes meet")
     return parser
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
+def _check_nodes(arguments: argparse.Namespace) -> None:
+    host, _, port = arguments.rendezvous.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"--rendezvous {shortened(arguments.rendezvous)} is not HOST:PORT, such as node1:29500")
+    if arguments.node_rank >= arguments.nodes:
+        raise ConfigError(f"--node-rank is {arguments.node_rank}, but --nodes {arguments.nodes} counts them from 0")
+    if arguments.nodes > 1 and int(port) == 0:
+        raise ConfigError(f"{arguments.nodes} nodes need a place to meet: give --rendezvous HOST:PORT, of node 0")
 
 
 def _set_environment(threads: int) -> None:
@@ -132,7 +151,7 @@ def _agent(torchrun: list[str], node: Node, launcher: int) -> None:
         # A rank that left its code had its say, however the interpreter ended after that.
         if failure.exitcode < 0 and not node.has_code(failure.local_rank):
             name = signal.Signals(-failure.exitcode).name
-            print(f"error: rank {rank} was ended by {name}; start the same command to resume", file=sys.stderr)
+            terminal.complain(f"rank {rank} was ended by {name}; start the same command to resume")
         sys.exit(1)
 
 

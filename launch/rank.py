@@ -9,6 +9,7 @@ import signal
 import sys
 from types import FrameType
 
+from fl_dist import terminal
 from fl_dist.signals import HANDLED, REQUEUE, end_with_parent
 from launch.node import BAD_CONFIG, FirstError, find_node
 
@@ -47,4 +48,5 @@ def run() -> int:
 
 
 if __name__ == "__main__":
+    terminal.prepare()
     sys.exit(run())

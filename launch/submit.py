@@ -3,6 +3,11 @@
 python -m launch.submit CONFIG.yaml [key.sub=value ...] --nodes 2 --gpus-per-node 8 --profile gpu
 """
 
+from fl_dist import terminal
+
+if __name__ == "__main__":
+    terminal.prepare()  # here, for the imports below take seconds
+
 import argparse
 import os
 import signal
@@ -25,13 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     try:
         return _submit(arguments)
-    except ValueError as e:
-        print(f"error: {e}", file=sys.stderr)
+    except (ValueError, OSError) as e:
+        terminal.complain(e)
         return BAD_CONFIG
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m launch.submit", description=__doc__.splitlines()[0])
+    parser = terminal.Parser(prog="python -m launch.submit", description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="+", metavar="CONFIG key.sub=value", help="as for python -m fl_dist.main")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--gpus-per-node", type=int, default=0, help="one rank a GPU (default 0: ranks on the CPU)")
@@ -81,7 +86,7 @@ def _run_here(task: Task, resources: cluster.Resources, grace: float) -> int:
     if code == REQUEUE:
         print("interrupted; start the same command to resume")
     elif code:
-        print(f"error: {reason(job.paths.stdout) or 'the run failed; see its log'}", file=sys.stderr)
+        terminal.complain(reason(job.paths.stdout) or "the run failed; see its log")
     return code
 
 

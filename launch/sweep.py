@@ -5,24 +5,34 @@ python -m launch.sweep SWEEP.yaml [--status | --local -j 2 | --dry-run] [--profi
 Finished runs are skipped, unfinished ones resumed: the same command starts a sweep and goes on with it.
 """
 
+from fl_dist import terminal
+
+if __name__ == "__main__":
+    terminal.prepare()  # here, for the imports below take seconds
+
 import argparse
 import itertools
 import json
+import math
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from fl_dist.arguments import resolve
-from fl_dist.config import ConfigError, read_yaml
 from fl_dist.folder import RunFolder, write_atomically
 from fl_dist.paths import expand
+from fl_dist.reading import ConfigError, read_yaml
 from fl_dist.registry import Strict
+from fl_dist.terminal import at_least
+from fl_dist.words import shortened
 from launch import cluster
 from launch.node import BAD_CONFIG
 from launch.pool import run_here
@@ -32,6 +42,12 @@ from launch.task import Task
 Change = dict[str, Any]
 Changes = list[Change]
 Labelled = tuple[str, Change]
+MOST = 10_000
+"""Runs of a sweep: each is validated before the first one starts."""
+RESERVED = ("", ".", "..", "jobs", "jobs.json")
+"""Names in a sweep's folder that no run can have."""
+LONGEST_NAME = 200
+"""Bytes of a run's name; file systems take 255."""
 
 
 class Resources(cluster.Resources):
@@ -62,32 +78,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         sweep, cells = read(arguments.sweep)
         profile = cluster.read_profile(arguments.profile, arguments.profiles)
         return _act(arguments, sweep, cells, profile)
-    except ValueError as e:
-        print(f"error: {e}", file=sys.stderr)
+    except (ValueError, OSError) as e:
+        terminal.complain(e)
         return BAD_CONFIG
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m launch.sweep", description=__doc__.splitlines()[0])
+    parser = terminal.Parser(prog="python -m launch.sweep", description=__doc__.splitlines()[0])
     parser.add_argument("sweep", metavar="SWEEP.yaml", help="keys: " + ", ".join(Sweep.model_fields))
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--status", action="store_true", help="show how far the runs are")
     what.add_argument("--local", action="store_true", help="run here instead of submitting")
     what.add_argument("--dry-run", action="store_true", help="print the runs and the batch script")
-    parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="with --local: runs at a time")
+    parser.add_argument(
+        "-j", "--jobs", type=partial(at_least, 1), default=1, metavar="N", help="with --local: runs at a time"
+    )
     cluster.add_options(parser)
     return parser
 
 
 def read(path: str) -> tuple[Sweep, list[Cell]]:
     """The sweep and its runs, every one of them validated."""
-    sweep: Sweep = cluster.checked(Sweep, read_yaml(path) or {}, path)
+    sweep: Sweep = cluster.checked(Sweep, read_yaml(path), path)
     name = sweep.name or Path(path).stem
     folder = expand(sweep.dir or f"runs/{name}")
     base = [] if sweep.base is None else [os.path.relpath(Path(path).parent / expand(sweep.base))]
     common = {"monitor.wandb.group": name} | sweep.set
     cells = [_cell(label, folder, base, common | change) for label, change in _changes(sweep, path)]
-    double = {cell.name for cell in cells if sum(other.name == cell.name for other in cells) > 1}
+    double = [name for name, count in Counter(cell.name for cell in cells).items() if count > 1]
     if double:
         raise ConfigError(f"{path}: several runs are named {min(double)}; give the values labels")
     return sweep, cells
@@ -109,8 +127,18 @@ def _changes(sweep: Sweep, path: str) -> Iterator[Labelled]:
         axes.insert(0, [_listed(entry) for entry in sweep.list])
     if not axes or not all(axes):
         raise ConfigError(f"{path} names no run: give a grid or a list with values")
+    if (runs := math.prod(map(len, axes))) > MOST:
+        raise ConfigError(f"{path} names {runs:,} runs, more than {MOST:,}; divide it into several sweeps")
     for choice in itertools.product(*axes):
-        yield "-".join(label for label, _ in choice), dict(item for _, change in choice for item in change.items())
+        change = dict(item for _, change in choice for item in change.items())
+        yield _folder_name("-".join(label for label, _ in choice), path), change
+
+
+def _folder_name(name: str, path: str) -> str:
+    if name in RESERVED or len(os.fsencode(name)) > LONGEST_NAME:
+        why = "is too long for" if name not in RESERVED else "cannot be"
+        raise ConfigError(f"{path}: the name {shortened(repr(name))} {why} a folder; give the values labels")
+    return name
 
 
 def _values(values: Any) -> list[tuple[str | None, Any]]:
@@ -183,7 +211,10 @@ def _submit(path: str, todo: list[Cell], executor: Any, folder: Path) -> int:
 def _jobs(folder: Path) -> dict[str, str]:
     """The last Slurm job of each run."""
     file = folder / "jobs.json"
-    return json.loads(file.read_text()) if file.exists() else {}
+    jobs = read_yaml(file) if file.exists() else {}
+    if not isinstance(jobs, dict) or not all(isinstance(job, str) for job in jobs.values()):
+        raise ConfigError(f"{file} is not a list of jobs; restore it, or remove it once no run is in the queue")
+    return jobs
 
 
 def log_of(folder: Path, job: str) -> Path:

@@ -3,7 +3,11 @@
 python -m launch.sync runs/fedgmt_vit [runs/...]
 """
 
-import argparse
+from fl_dist import terminal
+
+if __name__ == "__main__":
+    terminal.prepare()  # here, for the imports below take seconds
+
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,7 +17,7 @@ from fl_dist.monitor.mirror import has_account
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m launch.sync", description=__doc__.splitlines()[0])
+    parser = terminal.Parser(prog="python -m launch.sync", description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="run folder, or a folder of run folders")
     parser.add_argument("--dry-run", action="store_true", help="show what would be uploaded")
     arguments = parser.parse_args(argv)
@@ -41,7 +45,7 @@ def upload(records: list[Path]) -> int:
 
 
 def _complain(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    terminal.complain(message)
     return 1
 
 

@@ -6,6 +6,8 @@ import json
 import lzma
 import os
 import resource
+import shlex
+import sys
 import threading
 import time
 import zipfile
@@ -24,7 +26,7 @@ from fl_dist.metrics import DAMAGED, MetricsFile
 from fl_dist.reading import DEEPEST, Unreadable, as_yaml, parse, read_yaml
 from fl_dist.words import LONGEST
 from launch import local, status, sweep
-from tests.jobs import QUIET
+from tests.jobs import QUIET, environment, metrics, run
 from tests.test_errors import npz, save_npz
 
 SMALL = (*QUIET, "rounds=1", "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}", "local.epochs=1")
@@ -152,6 +154,41 @@ class TestText:
                 assert not errors, f"{schema.__name__}.{name}"
                 asked += 1
         assert asked > 30
+
+
+class TestSizes:
+    BAD = [
+        ("model={name: mlp, hidden: [1000000000000]}", "model.hidden.0 (set in the command line): input should be"),
+        ("model={name: mlp, hidden: [1000000, 1000000]}", "not enough memory ("),
+        ("topology.threads=100000", "topology.threads (set in the command line): input should be less than or equal"),
+        ("clients.per_round=1000000000", "clients.per_round (set in the command line): input should be less than"),
+        ("clients.total=1000000000", "clients.total (set in the command line): input should be less than or equal to"),
+        ("partition={name: shards, per_client: 1000000000}", "shards need 4000000000 rows, there are 1437; lower"),
+        ("partition={name: dirichlet, variant: unbalanced, min_size: 1000000000}", "fewer than 1000000000 rows"),
+        ("local.epochs=1000000000000000000", "local.epochs (set in the command line): input should be less than"),
+        ("local.batch_size=1000000000000000000000", "local.batch_size must be full, or from 1 to 10,000,000"),
+        ("evaluate.batch_size=1000000000000000000000", "evaluate.batch_size (set in the command line)"),
+        ("clients.min_survivors=3", "clients.min_survivors is 3, but a round may have only 2 clients"),
+        ("checkpoint.grace=1e300", "checkpoint.grace (set in the command line): input should be less than or equal"),
+        ("comm.timeout=1e300", "comm.timeout (set in the command line): input should be less than or equal to"),
+        ("augment={name: crop_flip, padding: 1000000000}", "augment.padding (set in the command line)"),
+        ("a." * 60_000 + "b=1", "a key has no 60001 levels"),
+    ]  # fmt: skip
+
+    @pytest.mark.parametrize("check", [(), ("--check",)], ids=["run", "check"])
+    @pytest.mark.parametrize(("override", "message"), BAD, ids=[o[:40] for o, _ in BAD])
+    def test_what_no_machine_can_do_is_refused(
+        self, override: str, message: str, check: tuple[str, ...], tmp_path: Path, capsys: Captured
+    ) -> None:
+        began = time.monotonic()
+        assert main([*check, *SMALL, f"run.dir={tmp_path / 'run'}", override]) in (1, 2)
+        assert message in one_line(capsys)
+        assert time.monotonic() - began < 10
+
+    def test_a_schedule_has_enough_survivors(self, capsys: Captured) -> None:
+        assert main(["--check", *SMALL, "clients.schedule=[[0, 1, 2]]", "clients.min_survivors=3"]) == 0
+        assert main(["--check", *SMALL, "clients.schedule=[[0, 1]]", "clients.min_survivors=3"]) == 2
+        assert "may have only 2 clients" in one_line(capsys)
 
 
 class TestData:
@@ -287,12 +324,142 @@ class TestFolder:
             assert "unreadable" in line and message in line, lines
         assert lines[5].split() == ["seed4", "interrupted", "1/3", "50.00", "%"]
 
+    def test_a_bad_list_of_jobs_is_told(self, tmp_path: Path, capsys: Captured) -> None:
+        (tmp_path / "s.yaml").write_text(f"dir: {tmp_path}\ngrid: {{seed: [0]}}\n")
+        for text in ("[]", "{", '{"a": 1}', ""):
+            (tmp_path / "jobs.json").write_text(text)
+            assert sweep.main([str(tmp_path / "s.yaml"), "--status"]) == 2
+            assert "jobs.json" in one_line(capsys)
+
     def test_a_disk_that_is_full_at_the_start_is_told(self, tmp_path: Path, capsys: Captured) -> None:
         with full_disk():
             code = main([*SMALL, f"run.dir={tmp_path / 'run'}"])
         assert code == 2
         assert "cannot use the run folder" in one_line(capsys)
         assert main([*SMALL, f"run.dir={tmp_path / 'run'}"]) == 0
+
+
+def shell(command: str, tmp_path: Path, **more: str) -> tuple[int, str]:
+    words = [sys.executable, "-m", "fl_dist.main", *SMALL, "rounds=4", f"run.dir={tmp_path / 'run'}"]
+    return run(["bash", "-c", command.replace("RUN", shlex.join(words))], env=environment(**more))
+
+
+class TestTerminal:
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "RUN >&-",
+            "RUN 2>&-",
+            "RUN <&- >&- 2>&-",
+            "RUN > /dev/full 2> /dev/full",
+            "RUN | head -1; exit ${PIPESTATUS[0]}",
+            "RUN seed=true > /dev/full 2> /dev/full; [ $? = 2 ] && RUN >/dev/null",
+        ],
+    )
+    def test_a_run_needs_no_terminal(self, command: str, tmp_path: Path) -> None:
+        code, output = shell(command, tmp_path)
+        assert code == 0, output
+        assert "Traceback" not in output and "Exception ignored" not in output
+        assert len(metrics(tmp_path / "run")) == 4
+        assert (tmp_path / "run" / LOCK).read_text().count("\n") == 1
+
+    @pytest.mark.parametrize(
+        "locale", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}]
+    )
+    def test_a_terminal_without_our_characters_gets_others(self, locale: dict[str, str], tmp_path: Path) -> None:
+        code, output = shell("RUN", tmp_path, **locale)
+        assert code == 0, output
+        assert "fedgmt | digits | mlp" in output and "+-" in output
+        assert output.isascii()
+
+    def test_help_may_be_cut_off(self) -> None:
+        words = shlex.join([sys.executable, "-m", "fl_dist.main", "--help"])
+        code, output = run(["bash", "-c", f"{words} | head -1; exit ${{PIPESTATUS[0]}}"])
+        assert code == 0 and output.count("\n") == 1
+
+    def test_ranks_of_a_launcher_too(self, tmp_path: Path) -> None:
+        words = shlex.join([sys.executable, "-m", "launch.local", "-n", "2", *SMALL, f"run.dir={tmp_path}"])
+        code, output = run(["bash", "-c", f"{words} | head -1; exit ${{PIPESTATUS[0]}}"])
+        assert code == 0 and output.count("\n") == 1, output
+
+
+class TestCommandLine:
+    LONG = "x" * 5000
+
+    @pytest.mark.parametrize("word", [LONG, f"run.dir={LONG}", "a\0b", 'run.dir="a\\0b"'])
+    def test_names_that_no_file_can_have(self, word: str, capsys: Captured) -> None:
+        for program in (main, local.main):
+            assert program([word]) in (1, 2)
+            assert len(one_line(capsys)) < 400
+
+    @pytest.mark.parametrize("key", ["model.init", "data={name: npz, path", "clients.schedule"])
+    def test_nor_can_other_files(self, key: str, capsys: Captured) -> None:
+        value = f"{key}: {self.LONG}}}" if "{" in key else f"{key}={self.LONG}"
+        assert main(["--check", value]) == 2
+        assert len(one_line(capsys)) < 400
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--max-restarts", "-1"], "argument --max-restarts: must be a whole number, at least 0, not '-1'"),
+            (["-n", "0"], "argument -n/--ranks: must be a whole number, at least 1, not '0'"),
+            (["-n", "many"], "argument -n/--ranks: must be a whole number, at least 1, not 'many'"),
+            (["--nodes", "2", "--node-rank", "2", "--rendezvous", "a:1"], "--node-rank is 2, but --nodes 2 counts"),
+            (["--node-rank", "-1"], "argument --node-rank: must be a whole number, at least 0"),
+            (["--rendezvous", "node1"], "--rendezvous node1 is not HOST:PORT, such as node1:29500"),
+            (["--rendezvous", "node1:http"], "--rendezvous node1:http is not HOST:PORT"),
+            (["--rendezvous", "node1:99999"], "--rendezvous node1:99999 is not HOST:PORT"),
+            (["--nodes", "2"], "2 nodes need a place to meet: give --rendezvous HOST:PORT"),
+            (["--what"], "unrecognized arguments: --what; see python -m launch.local --help"),
+        ],
+    )
+    def test_bad_options_of_the_launcher(self, options: list[str], message: str, capsys: Captured) -> None:
+        with contextlib.suppress(SystemExit):
+            assert local.main(options) == 2
+        assert message in one_line(capsys)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("grid: {seed: {..: 1}}", "the name '..' cannot be a folder; give the values labels"),
+            ("grid: {seed: {.: 1}}", "the name '.' cannot be a folder"),
+            ("grid: {monitor.wandb.name: ['']}", "the name '' cannot be a folder"),
+            ("list: [{label: jobs, seed: 1}]", "the name 'jobs' cannot be a folder"),
+            (f"grid: {{monitor.wandb.group: [{LONG}]}}", "is too long for a folder; give the values labels"),
+            (f"list: [{{label: {'é' * 150}, seed: 1}}]", "is too long for a folder"),
+            (f"grid: {{seed: {list(range(1000))}, rounds: {list(range(1, 1001))}}}", "names 1,000,000 runs, more than"),
+            ("grid: {seed: [1, 1]}", "several runs are named seed1"),
+            ("grid: {seed: 1}", "grid.seed"),
+            ("[]", "must be a mapping of keys"),
+            ("", "s.yaml is empty"),
+        ],
+    )
+    def test_bad_sweeps(self, text: str, message: str, tmp_path: Path, capsys: Captured) -> None:
+        (tmp_path / "s.yaml").write_text(text)
+        began = time.monotonic()
+        assert sweep.main([str(tmp_path / "s.yaml"), "--dry-run"]) == 2
+        assert message in one_line(capsys)
+        assert time.monotonic() - began < 5
+
+    def test_no_jobs_at_a_time(self, capsys: Captured) -> None:
+        with pytest.raises(SystemExit) as end:
+            sweep.main(["s.yaml", "--local", "-j", "0"])
+        assert end.value.code == 2
+        assert "argument -j/--jobs: must be a whole number, at least 1, not '0'" in one_line(capsys)
+
+
+@pytest.mark.parametrize("program", ["fl_dist.main", "launch.local", "launch.sweep"])
+def test_an_interrupt_during_the_imports_is_no_traceback(program: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(name, *_):\n"
+        "        if name == 'torch': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder)\n"
+    )
+    env = environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{Path(__file__).parents[1]}")
+    code, output = run([sys.executable, "-m", program, "rounds=1"], env=env)
+    assert (code, output) == (130, "")
 
 
 class TestLock:
