@@ -151,8 +151,11 @@ class RunFolder:
             shown = "; ".join(changed[:5]) + ("; ..." if len(changed) > 5 else "")
             raise ConfigError(f"the run folder {self.path} belongs to another config ({shown}); choose another run.dir")
         self.refuse_finished(config.rounds)
-        if recorded["rounds"] < config.rounds:
-            self._extend(config, recorded["rounds"])
+        if (self.path / MODEL).exists() and not self.record.saved:
+            raise ConfigError(
+                f"the run in {self.path} ended after {recorded['rounds']} rounds and kept no checkpoint to go on from; "
+                "choose another run.dir"
+            )
         return True
 
     def _refuse_remains(self) -> None:
@@ -192,17 +195,13 @@ class RunFolder:
                 f"{self.path / RECORD} is missing or damaged ({e}): put it back, or choose another run.dir"
             ) from None
 
-    def _extend(self, config: Config, rounds: int) -> None:
-        """Make room for more rounds: a finished run goes on from its last save, its model so far keeps another name."""
-        model = self.path / MODEL
-        if model.exists():
-            if not self.record.saved:
-                raise ConfigError(
-                    f"the run in {self.path} ended after {rounds} rounds and kept no checkpoint to go on from; "
-                    "choose another run.dir"
-                )
-            os.replace(model, model.with_stem(f"{model.stem}-{rounds}"))
-        self._record(config)
+    def extend(self, config: Config) -> None:
+        """Make room for more rounds, if there are more now: the model so far of a finished run keeps another name."""
+        rounds, model = self._recorded()["rounds"], self.path / MODEL
+        if rounds < config.rounds:
+            if model.exists():
+                os.replace(model, model.with_stem(f"{model.stem}-{rounds}"))
+            self._record(config)
 
     def _recorded(self) -> dict[str, Any]:
         """The configuration that the folder belongs to; empty if it holds none."""

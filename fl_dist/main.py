@@ -151,6 +151,7 @@ def _claim(config: Config, folder: RunFolder, comm: Comm) -> Save | None:
     text, found = None, None
     if comm.rank == 0:
         found = _newest(folder) if folder.claim(config) else None
+        folder.extend(config)
         text = json.dumps([folder.record.id, 0 if found is None else found.manifest.round])
     folder.record.id, start = json.loads(comm.share("start", text))
     return load_save(folder.checkpoints, start) if start else None
