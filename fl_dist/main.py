@@ -244,9 +244,8 @@ def _one_line(error: Exception) -> str:
 
 
 def _lacks_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
-    )
+    of_torch = isinstance(error, RuntimeError) and not isinstance(error, EXPECTED)
+    return isinstance(error, MemoryError) or (of_torch and any(words in str(error) for words in NO_MEMORY))
 
 
 def _be_deterministic() -> None:

@@ -36,7 +36,7 @@ SETTINGS = (
 )
 PATIENCE = 25.0
 """Seconds within which every process of a disturbed job has to end: the time-out and what a busy machine adds."""
-DISK = 64 << 20
+DISK = 512 << 20
 
 
 @dataclass

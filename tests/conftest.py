@@ -1,15 +1,10 @@
-"""How the tests are spread over processes: those that share started jobs stay together, the longest begin first."""
+"""How the tests are spread over processes: by file, for tests of a file share started jobs; the longest begin first."""
 
 import pytest
 
-TOGETHER = ("test_slurm", "test_algorithms", "test_properties")
-FIRST = ("test_slurm", "test_docs", "test_chaos", "test_algorithms", "test_launch")
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    if (module := item.path.stem) in TOGETHER:
-        item.add_marker(pytest.mark.xdist_group(module))
+FIRST = ("slurm", "ends", "launch", "docs", "nonsense", "algorithms", "chaos", "checkpoint", "same_bits", "saving")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: FIRST.index(item.path.stem) if item.path.stem in FIRST else len(FIRST))
+    order = {f"test_{name}": k for k, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))

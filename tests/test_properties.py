@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from fl_dist import config as configuration
@@ -344,7 +345,7 @@ class TestInterruption:
     def test_a_killed_process_loses_nothing(self, lab: Lab) -> None:
         config, folder = lab.config(algorithm("fedgmt_v2"), checkpoint={"every": 1}), lab.folder / "killed"
         path = lab.folder / "killed.json"
-        path.write_text(configuration.yaml.safe_dump(config))
+        path.write_text(yaml.safe_dump(config))
         python("-m", "fl_dist.main", str(path), f"run.dir={folder}", expect=-9, FL_DIST_FAULT="local:8")
         assert run(config, folder).sha == lab.run(lab.config(algorithm("fedgmt_v2"))).sha
 
@@ -576,7 +577,7 @@ class TestChains:
         rest = lab.config({}, local=PLAIN)
         del rest["algorithm"]
         path = tmp_path / "chain.yaml"
-        path.write_text(configuration.yaml.safe_dump(rest) + written)
+        path.write_text(yaml.safe_dump(rest) + written)
         assert main([str(path), f"run.dir={tmp_path / 'run'}"]) == 0
         m = c = np.zeros_like(lab.start)
         x, own = lab.start, np.zeros((len(SIZES), lab.start.size))
