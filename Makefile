@@ -18,7 +18,7 @@ run: install
 
 # Two at a time: most of a test's life is waiting for ranks.
 test: install
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: install
 	$(BIN)/ruff format --check .
