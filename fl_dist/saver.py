@@ -158,8 +158,11 @@ class Chief:
 
     def take_fate(self) -> tuple[int, bool]:
         """The round of a save that was decided and whether it is whole, to be told once; (0, True) if there is none."""
-        fate, self._fate = self._fate, None
-        return fate or (0, True)
+        fate = self._fate
+        if fate is None:  # and left so: the thread may set it at this moment
+            return 0, True
+        self._fate = None
+        return fate
 
     def _switch(self, round_: int, changed: Index, server: dict[str, Any], extra: dict[str, Any]) -> None:
         self._look_for_what_is_needed(changed)

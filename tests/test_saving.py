@@ -107,6 +107,23 @@ class TestFate:
         assert hand.chief.failure == ""
         assert hand.stored() == {0: 1.0, 1: 3.0}
 
+    def test_a_fate_that_is_decided_while_it_is_asked_for_is_told_the_next_time(self, tmp_path: Path) -> None:
+        class Asked(Chief):
+            told: tuple[int, bool] | None = None
+
+            @property
+            def _fate(self) -> tuple[int, bool] | None:  # the thread decides right after the look
+                now, self.told = self.told, (5, False)
+                return now
+
+            @_fate.setter
+            def _fate(self, fate: tuple[int, bool] | None) -> None:
+                self.told = fate
+
+        chief = Asked(tmp_path, "run", 2, None, lambda: None)
+        assert chief.take_fate() == (0, True)
+        assert chief.take_fate() == (5, False)
+
     @pytest.mark.parametrize("name", ["latest", "manifest.json"])
     def test_a_save_is_whole_with_its_manifest_and_not_before(
         self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
