@@ -19,11 +19,11 @@ LOG = "wandb.log"
 
 
 class Mirror(Protocol):
-    def close(self, summary: dict[str, Any], code: int = 0) -> None: ...
+    def close(self, summary: dict[str, Any]) -> None: ...
 
 
 class NoMirror:
-    def close(self, summary: dict[str, Any], code: int = 0) -> None:
+    def close(self, summary: dict[str, Any]) -> None:
         pass
 
 
@@ -68,12 +68,12 @@ class WandbMirror:
         else:
             _tell(self._process, order)
 
-    def close(self, summary: dict[str, Any], code: int = 0) -> None:
+    def close(self, summary: dict[str, Any]) -> None:
         """Let it finish; the first call counts."""
         process, self._process = self._process, None
         if process is None:
             return
-        _tell(process, {"summary": summary, "code": code}, last=True)
+        _tell(process, {"summary": summary, "code": 0}, last=True)
         try:
             failed = process.wait(FINISH_SECONDS[self.mode])
         except subprocess.TimeoutExpired:
