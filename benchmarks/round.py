@@ -25,12 +25,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from fl_dist import config as configuration
-from fl_dist.comm import Cluster
-from fl_dist.folder import RunFolder
-from fl_dist.place import find
-from fl_dist.signals import StopRequest
-from fl_dist.train import Session
-from fl_dist.world import World
+from fl_dist.engine.train import Session
+from fl_dist.engine.world import World
+from fl_dist.machine.comm import Cluster
+from fl_dist.machine.place import find
+from fl_dist.machine.signals import StopRequest
+from fl_dist.storage.folder import RunFolder
 
 WORKERS = 2
 NEVER = 10**6
@@ -189,7 +189,10 @@ def measure(case: Case, repeats: int, data: Path, folder: Path, comm: Cluster) -
         if index:
             times["round"].append(seconds)
             times["bare"].append(plain)
-            row = getattr(session.head, "_pending", None) or (getattr(session.head, "rows", None) or [None])[-1]
+            row = (
+                getattr(session.coordinator, "_pending", None)
+                or (getattr(session.coordinator, "rows", None) or [None])[-1]
+            )
             for part, value in (row["seconds"] if row else {}).items():
                 parts.setdefault(part, []).append(value)
     session.saver.join()

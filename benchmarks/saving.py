@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fl_dist.comm import Alone
 from fl_dist.config import Topology
-from fl_dist.saver import BATCH, RECENT, SLACK, Chief, Saver
+from fl_dist.machine.comm import Alone
+from fl_dist.storage.saver import BATCH, RECENT, SLACK, Chief, Saver
 
 TOTALS, CHANGED, SAVES, PARAMETERS = (200, 2_000, 20_000), 100, 100, 10_000
 

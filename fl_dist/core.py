@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fl_dist.registry import Registry
+from fl_dist.common.registry import Registry
 
 Oracle = Callable[[Tensor], Tensor]
 Forward = Callable[[Tensor, Tensor], Tensor]

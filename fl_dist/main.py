@@ -4,7 +4,7 @@ python -m fl_dist.main [CONFIG.yaml] [key.sub=value ...]
 torchrun --nproc-per-node 8 -m fl_dist.main CONFIG.yaml [key.sub=value ...]
 """
 
-from fl_dist import terminal
+from fl_dist.common import terminal
 
 if __name__ == "__main__":
     terminal.prepare()  # here, for the imports below take seconds
@@ -19,25 +19,26 @@ from collections.abc import Sequence
 
 import torch
 
-from fl_dist import __version__, bf16
+from fl_dist import __version__
 from fl_dist import config as configuration
-from fl_dist.arguments import resolve
-from fl_dist.checkpoint import Damaged, NoCheckpoint, Save, load_save, newest
-from fl_dist.client import ClientFailure
-from fl_dist.comm import Comm, Lost, connect, host
+from fl_dist.common.reading import as_yaml
+from fl_dist.common.words import counted, message
 from fl_dist.config import Config, ConfigError
-from fl_dist.folder import FolderLost, RunFolder
-from fl_dist.meeting import passes
-from fl_dist.metrics import RowsLost
+from fl_dist.config.arguments import resolve
+from fl_dist.config.usage import help_lines
+from fl_dist.engine.client import ClientFailure
+from fl_dist.engine.server import TooFewSurvivors
+from fl_dist.engine.train import train
+from fl_dist.engine.world import World
+from fl_dist.machine import bf16
+from fl_dist.machine.comm import Comm, Lost, connect, host
+from fl_dist.machine.meeting import passes
+from fl_dist.machine.place import Place, find
+from fl_dist.machine.signals import REQUEUE, StopRequest, end_with_parent
 from fl_dist.monitor.console import STARTING
-from fl_dist.place import Place, find
-from fl_dist.reading import as_yaml
-from fl_dist.server import TooFewSurvivors
-from fl_dist.signals import REQUEUE, StopRequest, end_with_parent
-from fl_dist.train import train
-from fl_dist.usage import help_lines
-from fl_dist.words import counted, message
-from fl_dist.world import World
+from fl_dist.storage.checkpoint import Damaged, NoCheckpoint, Save, load_save, newest
+from fl_dist.storage.folder import FolderLost, RunFolder
+from fl_dist.storage.metrics import RowsLost
 
 log = logging.getLogger("fl_dist")
 EXPECTED = (

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import submitit
 from pydantic import Field, ValidationError
 
+from fl_dist.common.paths import expand
+from fl_dist.common.reading import ConfigError, read_yaml
+from fl_dist.common.registry import Strict, nearest
+from fl_dist.common.words import shortened
 from fl_dist.config import Config
-from fl_dist.paths import expand
-from fl_dist.reading import ConfigError, read_yaml
-from fl_dist.registry import Strict, nearest
-from fl_dist.words import shortened
 
 Options = dict[str, Any]
 PROFILES = Path(__file__).parent / "profiles.yaml"

@@ -5,7 +5,7 @@ python -m launch.local [CONFIG.yaml] [key.sub=value ...] --ranks 8
 Exit codes as of fl_dist.main: 0 finished, 2 bad configuration, 75 interrupted and resumable, 1 any other failure.
 """
 
-from fl_dist import terminal
+from fl_dist.common import terminal
 
 if __name__ == "__main__":
     terminal.prepare()  # here, for the imports below take seconds
@@ -20,12 +20,12 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from fl_dist.arguments import resolve
-from fl_dist.folder import RunFolder
-from fl_dist.reading import ConfigError
-from fl_dist.signals import HANDLED, end_with_parent
-from fl_dist.terminal import at_least
-from fl_dist.words import shortened
+from fl_dist.common.reading import ConfigError
+from fl_dist.common.terminal import at_least
+from fl_dist.common.words import shortened
+from fl_dist.config.arguments import resolve
+from fl_dist.machine.signals import HANDLED, end_with_parent
+from fl_dist.storage.folder import RunFolder
 from launch.node import BAD_CONFIG, OWNED, Node, node_folder
 
 SIGNALLED = 128

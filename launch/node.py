@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from fl_dist.signals import HANDLED, REQUEUE
+from fl_dist.machine.signals import HANDLED, REQUEUE
 
 FOLDER = "FL_DIST_NODE"
 """Environment variable of ranks: the folder."""

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
-from fl_dist.signals import HANDLED, REQUEUE
+from fl_dist.machine.signals import HANDLED, REQUEUE
 from launch.node import OWNED
 
 Run = tuple[str, Path, list[str]]

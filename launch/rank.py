@@ -9,8 +9,8 @@ import signal
 import sys
 from types import FrameType
 
-from fl_dist import terminal
-from fl_dist.signals import HANDLED, REQUEUE, end_with_parent
+from fl_dist.common import terminal
+from fl_dist.machine.signals import HANDLED, REQUEUE, end_with_parent
 from launch.node import BAD_CONFIG, FirstError, find_node
 
 FINAL = (0, BAD_CONFIG, REQUEUE)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_dist.folder import LOCK, METRICS, RunFolder
-from fl_dist.metrics import parsed
+from fl_dist.common.words import duration, message
 from fl_dist.monitor.console import STARTING
-from fl_dist.words import duration, message
+from fl_dist.storage.folder import LOCK, METRICS, RunFolder
+from fl_dist.storage.metrics import parsed
 
 RECENT = 10
 """Rounds from whose duration the time left is estimated."""

@@ -3,7 +3,7 @@
 python -m launch.submit CONFIG.yaml [key.sub=value ...] --nodes 2 --gpus-per-node 8 --profile gpu
 """
 
-from fl_dist import terminal
+from fl_dist.common import terminal
 
 if __name__ == "__main__":
     terminal.prepare()  # here, for the imports below take seconds
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import submitit
 
-from fl_dist.arguments import resolve
-from fl_dist.folder import RunFolder
-from fl_dist.signals import REQUEUE
+from fl_dist.config.arguments import resolve
+from fl_dist.machine.signals import REQUEUE
+from fl_dist.storage.folder import RunFolder
 from launch import cluster
 from launch.node import BAD_CONFIG, node_folder
 from launch.status import reason

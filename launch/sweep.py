@@ -5,7 +5,7 @@ python -m launch.sweep SWEEP.yaml [--status | --local -j 2 | --dry-run] [--profi
 Finished runs are skipped, unfinished ones resumed: the same command starts a sweep and goes on with it.
 """
 
-from fl_dist import terminal
+from fl_dist.common import terminal
 
 if __name__ == "__main__":
     terminal.prepare()  # here, for the imports below take seconds
@@ -26,13 +26,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fl_dist.arguments import resolve
-from fl_dist.folder import RunFolder, write_atomically
-from fl_dist.paths import expand
-from fl_dist.reading import ConfigError, read_yaml
-from fl_dist.registry import Strict
-from fl_dist.terminal import at_least
-from fl_dist.words import shortened
+from fl_dist.common.paths import expand
+from fl_dist.common.reading import ConfigError, read_yaml
+from fl_dist.common.registry import Strict
+from fl_dist.common.terminal import at_least
+from fl_dist.common.words import shortened
+from fl_dist.config.arguments import resolve
+from fl_dist.storage.folder import RunFolder, write_atomically
 from launch import cluster
 from launch.node import BAD_CONFIG
 from launch.pool import run_here

@@ -3,7 +3,7 @@
 python -m launch.sync runs/fedgmt_vit [runs/...]
 """
 
-from fl_dist import terminal
+from fl_dist.common import terminal
 
 if __name__ == "__main__":
     terminal.prepare()  # here, for the imports below take seconds

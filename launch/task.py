@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from submitit import JobEnvironment
 from submitit.helpers import DelayedSubmission
 
-from fl_dist.folder import RunFolder
-from fl_dist.place import port_of
-from fl_dist.signals import REQUEUE, end_with_parent
+from fl_dist.machine.place import port_of
+from fl_dist.machine.signals import REQUEUE, end_with_parent
+from fl_dist.storage.folder import RunFolder
 from launch.node import FirstError, Node, alive, find_node
 from launch.rank import run_main
 

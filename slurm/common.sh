@@ -22,7 +22,7 @@ train() {
     local run=$1 code=0 step
     shift
     for override; do case $override in run.dir=*) run=${override#run.dir=} ;; esac; done
-    run=$("${python[@]}" -c 'import sys; from fl_dist.paths import expand; print(expand(sys.argv[1]))' "$run") || exit 2
+    run=$("${python[@]}" -c 'import sys; from fl_dist.common.paths import expand; print(expand(sys.argv[1]))' "$run") || exit 2
     # The console of rank 0 is the job's log; every rank writes logs/rank*.log in the run folder.
     echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, $RANKS ranks a node: $run"
     # One launcher a node, with all of its GPUs, however the job divides them among tasks.

@@ -21,11 +21,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fl_dist import config as configuration
-from fl_dist.client import LocalTraining
+from fl_dist.common.randomness import torch_generator
+from fl_dist.engine.client import LocalTraining
+from fl_dist.engine.world import World
 from fl_dist.main import main
-from fl_dist.randomness import torch_generator
-from fl_dist.saver import Saver
-from fl_dist.world import World
+from fl_dist.storage.saver import Saver
 from tests import jobs
 from tests.reference import Problem, ce_gradient
 

@@ -102,7 +102,7 @@ class Rank:
 
 
 def _be_rank(runs: list[list[str]], env: dict[str, str], output: str) -> None:
-    from fl_dist import faults
+    from fl_dist.machine import faults
     from fl_dist.main import main
 
     os.setsid()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fl_dist.arguments import resolve
+from fl_dist.config.arguments import resolve
 from tests.jobs import ROOT, environment, run, run_ranks
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

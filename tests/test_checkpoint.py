@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from fl_dist import faults
-from fl_dist.checkpoint import Damaged, Manifest, Save, folder_name, newest
+from fl_dist.machine import faults
 from fl_dist.main import main
+from fl_dist.storage.checkpoint import Damaged, Manifest, Save, folder_name, newest
 from tests.harness import saving_at_once
 from tests.jobs import QUIET, model_hash, results, started_ranks
 

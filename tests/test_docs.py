@@ -11,12 +11,11 @@ import pytest
 import torch
 import yaml
 
-from fl_dist import arguments
 from fl_dist.algorithms.__main__ import main as show_algorithms
 from fl_dist.algorithms.fedsam import Rho, Sam
-from fl_dist.config import validate
+from fl_dist.common.registry import Registry
+from fl_dist.config import arguments, validate
 from fl_dist.core import Algorithm, Part, ascend
-from fl_dist.registry import Registry
 from launch import sweep as sweeps
 from tests.jobs import ROOT, environment
 from tests.snippets import DOCUMENTS, Snippet, set_up_desk, snippets, type_command

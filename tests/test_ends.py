@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_dist.meeting import Lost, passes
+from fl_dist.machine.meeting import Lost, passes
 from fl_dist.monitor.console import STARTING
 from tests.jobs import QUIET, ROOT, Rank, environment, free_port, started, started_ranks, torchrun
 from tests.test_checkpoint import listening
@@ -183,7 +183,7 @@ def test_a_process_alone_outlives_its_shell(tmp_path: Path) -> None:
 
 
 def test_a_rank_whose_parent_is_dead_already_ends_at_once() -> None:
-    code = "from fl_dist.signals import end_with_parent as end; end(); end(parent=1); print('alive')"
+    code = "from fl_dist.machine.signals import end_with_parent as end; end(); end(parent=1); print('alive')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True)
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, b"")
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fl_dist import plan
 from fl_dist.config import Clients, Topology
 from fl_dist.core import Vars
-from fl_dist.flat import Flat
+from fl_dist.engine import plan
+from fl_dist.engine.flat import Flat
+from fl_dist.engine.state import ClientStates
+from fl_dist.engine.uplink import RESOLUTION, OutOfRange, Uplink
 from fl_dist.main import main
-from fl_dist.state import ClientStates
-from fl_dist.sums import RESOLUTION, OutOfRange, Uplink
 from tests.jobs import QUIET, metrics, model_hash, results, run_ranks
 
 CPU = torch.device("cpu")
@@ -268,7 +268,7 @@ def test_other_precisions_train(precision: str, tmp_path: Path) -> None:
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fl_dist.comm import pick_device
+    from fl_dist.machine.comm import pick_device
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device(Topology(), 1, 2) == torch.device("cuda", 1)
@@ -281,7 +281,7 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
 def test_batch_counters_beyond_the_range_of_the_sums_do_no_harm(tmp_path: Path) -> None:
     """BatchNorm counts batches for ever; what goes up is the change."""
     from fl_dist.config import load
-    from fl_dist.world import World
+    from fl_dist.engine.world import World
 
     settings = [*QUIET, "rounds=2", "model={name: cnn, norm: batch}", "clients={total: 4, per_round: 2}"]
     world = World(load(None, settings), CPU)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fl_dist import bf16
-from fl_dist.arguments import LONGEST_NAME, default_name, resolve
+from fl_dist.common.paths import expand
 from fl_dist.config import load
+from fl_dist.config.arguments import LONGEST_NAME, default_name, resolve
+from fl_dist.machine import bf16
 from fl_dist.main import main
-from fl_dist.paths import expand
 from launch.status import reason
 from tests.jobs import QUIET, model_hash, results, run, run_ranks
 

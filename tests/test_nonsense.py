@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 import yaml
 
-from fl_dist import reading
+from fl_dist.common import reading
+from fl_dist.common.reading import DEEPEST, Unreadable, as_yaml, parse, read_yaml
+from fl_dist.common.words import LONGEST
 from fl_dist.config import NAMED, Config, load
-from fl_dist.folder import LOCK, FolderInUse, FolderLost, RunFolder
 from fl_dist.main import main
-from fl_dist.metrics import DAMAGED, MetricsFile
-from fl_dist.reading import DEEPEST, Unreadable, as_yaml, parse, read_yaml
-from fl_dist.words import LONGEST
+from fl_dist.storage.folder import LOCK, FolderInUse, FolderLost, RunFolder
+from fl_dist.storage.metrics import DAMAGED, MetricsFile
 from launch import local, status, sweep
 from tests.jobs import QUIET, environment, metrics, run
 from tests.test_errors import npz, save_npz

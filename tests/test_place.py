@@ -2,7 +2,7 @@
 
 import pytest
 
-from fl_dist.place import BadPlace, Place, find
+from fl_dist.machine.place import BadPlace, Place, find
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
 SRUN = {

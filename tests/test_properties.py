@@ -27,12 +27,12 @@ from fl_dist.algorithms.fedprox import Prox
 from fl_dist.algorithms.fedsam import Sam
 from fl_dist.algorithms.fedsmoo import CorrectedSam
 from fl_dist.algorithms.fedspeed import MixedSam
-from fl_dist.client import LocalTraining
 from fl_dist.config import ConfigError
 from fl_dist.core import Algorithm, Part, Round, Vars
-from fl_dist.flat import Flat
+from fl_dist.engine.client import LocalTraining
+from fl_dist.engine.flat import Flat
+from fl_dist.engine.world import World
 from fl_dist.main import main
-from fl_dist.world import World
 from tests import reference
 from tests.harness import (
     CASES,

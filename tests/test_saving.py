@@ -15,13 +15,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fl_dist import checkpoint, metrics, saver
-from fl_dist.checkpoint import folder_name, load_save, newest, rounds_in
-from fl_dist.comm import Alone
 from fl_dist.config import Topology
+from fl_dist.machine.comm import Alone
 from fl_dist.main import main
-from fl_dist.metrics import MetricsFile
-from fl_dist.saver import Chief, Saver
+from fl_dist.storage import checkpoint, metrics, saver
+from fl_dist.storage.checkpoint import folder_name, load_save, newest, rounds_in
+from fl_dist.storage.metrics import MetricsFile
+from fl_dist.storage.saver import Chief, Saver
 from tests.harness import saving_at_once
 from tests.jobs import QUIET, model_hash, results, run_ranks, started_ranks
 from tests.test_checkpoint import forked, newest_of, wait_for
@@ -365,7 +365,7 @@ class TestRows:
 
 
 def forked_main(folder: Path) -> int:
-    from fl_dist import faults
+    from fl_dist.machine import faults
 
     faults.point = faults.armed("server:6")
     with saving_at_once():
@@ -432,8 +432,8 @@ class TestGrowth:
 
 def test_a_client_brought_along_is_found_by_a_rank_that_has_not_read_it(calm: Path, tmp_path: Path) -> None:
     """After a resume; rank 0 may meanwhile have moved a client that nobody has run to a newer pack."""
-    from fl_dist.folder import RunFolder
-    from fl_dist.train import _reader
+    from fl_dist.engine.train import _reader
+    from fl_dist.storage.folder import RunFolder
 
     root = tmp_path / "checkpoint"
     hand, start = Hand(root), None
@@ -450,7 +450,7 @@ def test_a_client_brought_along_is_found_by_a_rank_that_has_not_read_it(calm: Pa
 def test_a_read_error_of_a_clients_state_is_no_fault_of_the_client(tmp_path: Path, capsys) -> None:
     with saving_at_once():
         assert forked_here(tmp_path) == -signal.SIGKILL
-    with mock.patch("fl_dist.train.read_client", side_effect=OSError(5, "Input/output error")):
+    with mock.patch("fl_dist.engine.train.read_client", side_effect=OSError(5, "Input/output error")):
         assert main(arguments(tmp_path)) == 1
     assert "Input/output error" in capsys.readouterr().err
     assert not (tmp_path / "model.safetensors").exists()

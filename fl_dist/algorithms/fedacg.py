@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.fedavg import ServerMomentum
+from fl_dist.algorithms.fedopt import ServerMomentum
 from fl_dist.algorithms.fedprox import Prox
 from fl_dist.algorithms.table import entry
 from fl_dist.core import Algorithm, Round, Vars, parts

@@ -14,8 +14,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_dist.algorithms.fedacg import Lookahead, Nesterov
-from fl_dist.algorithms.fedavg import ServerMomentum
 from fl_dist.algorithms.feddyn import Dual, DualWeight
+from fl_dist.algorithms.fedopt import ServerMomentum
 from fl_dist.algorithms.fedsam import Rho, Sam
 from fl_dist.algorithms.scaffold import Control, Scaffold
 from fl_dist.algorithms.table import entry

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from fl_dist.common.registry import Registry
 from fl_dist.core import Algorithm
-from fl_dist.registry import Registry
 
 algorithms: Registry[Algorithm] = Registry("algorithm")
 papers: dict[str, str] = {}

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.registry import Registry
+from fl_dist.common.registry import Registry
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 

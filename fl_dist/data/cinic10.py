@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fl_dist.common.paths import expand
 from fl_dist.data.dataset import Dataset, datasets
 from fl_dist.data.npz import read
-from fl_dist.paths import expand
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MEAN, STD = (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)

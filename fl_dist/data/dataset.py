@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_dist.registry import Registry
+from fl_dist.common.registry import Registry
 
 
 @dataclass(frozen=True)

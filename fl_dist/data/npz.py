@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from fl_dist.common.paths import expand
+from fl_dist.common.words import shortened, size
 from fl_dist.data.dataset import Dataset, datasets
-from fl_dist.paths import expand
-from fl_dist.words import shortened, size
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 LABEL_LIMIT = 2**20  # a label beyond it is an id or a hash, and would size the model's last layer

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from fl_dist.common.registry import Registry
 from fl_dist.data import dirichlet as draw
-from fl_dist.registry import Registry
 
 Parts = list[np.ndarray]
 

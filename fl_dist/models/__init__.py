@@ -8,10 +8,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fl_dist.common.paths import expand
+from fl_dist.common.words import shortened
 from fl_dist.models import cnn, mlp, vit  # noqa: F401  (importing a family registers it)
 from fl_dist.models.base import models
-from fl_dist.paths import expand
-from fl_dist.words import shortened
 
 __all__ = ["load_init", "models"]
 

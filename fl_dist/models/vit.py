@@ -43,11 +43,11 @@ class ViT(nn.Module):
         self.position = nn.Parameter(torch.randn(height * width // PATCH**2, DIM))
         self.blocks = nn.Sequential(*(Block() for _ in range(BLOCKS)))
         self.norm = nn.LayerNorm(DIM)
-        self.head = nn.Linear(DIM, classes)
+        self.coordinator = nn.Linear(DIM, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(self.embed(patches(x)) + self.position)
-        return self.head(self.norm(x.mean(1)))
+        return self.coordinator(self.norm(x.mean(1)))
 
 
 def patches(x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from fl_dist.words import counted, duration, size
+from fl_dist.common.words import counted, duration, size
 
 STARTING = "starting"
 """First word of an attempt's output, by which launchers tell it from the attempts before."""

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.sgd import sgd
 
+from fl_dist.common.randomness import seed_global, torch_generator, torch_seed
 from fl_dist.config import Local
 from fl_dist.core import Algorithm, Batch, Round, Vars
 from fl_dist.data import Dataset, normalise
-from fl_dist.flat import Flat
-from fl_dist.randomness import seed_global, torch_generator, torch_seed
-from fl_dist.sums import REMEDY
+from fl_dist.engine.flat import Flat
+from fl_dist.engine.uplink import REMEDY
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bf16": torch.float32}
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import torch
 
-from fl_dist import faults
-from fl_dist.client import ClientFailure, LocalTraining, Trained
-from fl_dist.comm import Comm, Lost
 from fl_dist.core import Round
-from fl_dist.downlink import Downlink
-from fl_dist.state import ClientStates, Read
-from fl_dist.sums import OutOfRange, Uplink
-from fl_dist.world import BUFFERS, UPDATE, World
+from fl_dist.engine.client import ClientFailure, LocalTraining, Trained
+from fl_dist.engine.downlink import Downlink
+from fl_dist.engine.state import ClientStates, Read
+from fl_dist.engine.uplink import OutOfRange, Uplink
+from fl_dist.engine.world import BUFFERS, UPDATE, World
+from fl_dist.machine import faults
+from fl_dist.machine.comm import Comm, Lost
 
 log = logging.getLogger("fl_dist")
 

@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Any, NoReturn, TextIO
 
-from fl_dist.words import message
+from fl_dist.common.words import message
 
 INTERRUPTED = 128 + signal.SIGINT
 _PLAIN = {"·": "|", "±": "+-"}

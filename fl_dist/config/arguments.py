@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_dist.config import LAYOUT, Config, Run, load
-from fl_dist.paths import expand
+from fl_dist.common.paths import expand
+from fl_dist.config.loading import load
+from fl_dist.config.schema import LAYOUT, Config, Run
 
 QUICKSTART = Path(__file__).parent / "quickstart.yaml"
 LONGEST_NAME = 100

@@ -25,8 +25,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fl_dist import faults
-from fl_dist.folder import write_atomically
+from fl_dist.machine import faults
+from fl_dist.storage.folder import write_atomically
 
 FOLDER = re.compile(r"round-(\d{6,})")
 PACK = re.compile(r"clients-(\d+|carried)\.pack")

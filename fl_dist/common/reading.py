@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from fl_dist.words import shortened
+from fl_dist.common.words import shortened
 
 DEEPEST = 50
 """Levels of lists and mappings within each other; what is deeper is no configuration."""

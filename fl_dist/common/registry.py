@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, create_model
 
-from fl_dist.words import shortened
+from fl_dist.common.words import shortened
 
 LONGEST_WORD = 100
 """Letters in which a misspelt word is compared with others: each costs time."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from fl_dist.common.randomness import generator
 from fl_dist.config import Clients
-from fl_dist.randomness import generator
 
 
 def cohort(clients: Clients, schedule: list[list[int]] | None, seed: int, index: int) -> list[int]:

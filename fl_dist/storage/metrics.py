@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fl_dist.folder import write_atomically
+from fl_dist.storage.folder import write_atomically
 
 log = logging.getLogger("fl_dist")
 Row = dict[str, Any]

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fl_dist.config import Communication, Topology
-from fl_dist.meeting import Lost, Wait, board, cut_after
-from fl_dist.place import Place
-from fl_dist.signals import REQUEUE, StopRequest
+from fl_dist.machine.meeting import Lost, Wait, board, cut_after
+from fl_dist.machine.place import Place
+from fl_dist.machine.signals import REQUEUE, StopRequest
 
 PATIENCE = 4.0
 """Seconds that the survivors of a failure wait for each other's words."""

@@ -2,19 +2,19 @@
 
 from torch import Tensor
 
-from fl_dist import faults
-from fl_dist.checkpoint import Damaged, Save, load_save, newest_round, read_client
-from fl_dist.clock import Clock
-from fl_dist.comm import Comm, Lost
-from fl_dist.downlink import Downlink, Orders
-from fl_dist.folder import RunFolder
-from fl_dist.head import Head, NoHead
-from fl_dist.saver import Chief, Saver
-from fl_dist.signals import StopRequest
-from fl_dist.state import Read
-from fl_dist.sums import Uplink
-from fl_dist.worker import Worker
-from fl_dist.world import World
+from fl_dist.engine.clock import Clock
+from fl_dist.engine.coordinator import Coordinator, NoCoordinator
+from fl_dist.engine.downlink import Downlink, Orders
+from fl_dist.engine.state import Read
+from fl_dist.engine.uplink import Uplink
+from fl_dist.engine.worker import Worker
+from fl_dist.engine.world import World
+from fl_dist.machine import faults
+from fl_dist.machine.comm import Comm, Lost
+from fl_dist.machine.signals import StopRequest
+from fl_dist.storage.checkpoint import Damaged, Save, load_save, newest_round, read_client
+from fl_dist.storage.folder import RunFolder
+from fl_dist.storage.saver import Chief, Saver
 
 
 def train(world: World, comm: Comm, folder: RunFolder, start: Save | None, stop: StopRequest) -> bool:
@@ -22,7 +22,7 @@ def train(world: World, comm: Comm, folder: RunFolder, start: Save | None, stop:
     session = Session(world, comm, folder, start, stop)
     index = start.manifest.round if start else 0
     try:
-        session.head.catch_up()
+        session.coordinator.catch_up()
         while session.round(index):
             index += 1
         session.finish()
@@ -39,11 +39,11 @@ class Session:
     def __init__(self, world: World, comm: Comm, folder: RunFolder, start: Save | None, stop: StopRequest) -> None:
         self.world, self.comm, self.stop, self.clock = world, comm, stop, Clock()
         self.saver = Saver(folder.checkpoints, comm, folder.record.id)
-        self.head: Head | NoHead = NoHead()
+        self.coordinator: Coordinator | NoCoordinator = NoCoordinator()
         if comm.rank == 0:
             keep = world.config.checkpoint.keep
             self.saver.chief = Chief(folder.checkpoints, folder.record.id, keep, start, folder.mark_saved)
-            self.head = Head(world, list(comm.workers), folder, self.saver, self.clock, start)
+            self.coordinator = Coordinator(world, list(comm.workers), folder, self.saver, self.clock, start)
         self.worker = Worker(world, comm, _reader(folder, start), folder.path)
         self.down = Downlink(world.published(), world.initial_buffers, world.largest, comm.device)
         self.assignment: dict[int, int] = {}
@@ -54,7 +54,7 @@ class Session:
         """One round; False if, instead, the server said that the run ends here."""
         cohort = self.world.cohort(index) if index < self.world.config.rounds else []
         with self.clock("broadcast"):
-            self.head.order(index, cohort, self.worker.states.home, self.down)
+            self.coordinator.order(index, cohort, self.worker.states.home, self.down)
             self.comm.broadcast(self.down.buffer)
         orders, assignment = self.down.read_orders(cohort)
         self.assignment = assignment
@@ -63,16 +63,16 @@ class Session:
         if orders.stop:
             return False
         if self.comm.overlaps:
-            self.head.catch_up()
+            self.coordinator.catch_up()
         with self.clock("local"):
             self.worker.run(index, cohort, assignment, self.down, self.up)
         self.up.signal(0, int(self.stop.requested))
         with self.clock("reduce"):
             faults.point("reduce")
             self.comm.reduce(self.up.buffer)
-        self.head.step(index, cohort, assignment, self.up)
+        self.coordinator.step(index, cohort, assignment, self.up)
         if not self.comm.overlaps:
-            self.head.catch_up()
+            self.coordinator.catch_up()
         return True
 
     def _save(self, index: int, orders: Orders) -> None:
@@ -86,11 +86,11 @@ class Session:
             if orders.stop:
                 states.doubt()
             clients = states.hand_over(index, everything=orders.save > 1)
-            self.saver.start(index, clients, *self.head.snapshot())
+            self.saver.start(index, clients, *self.coordinator.snapshot())
 
     def finish(self) -> None:
         self.saver.join()
-        self.head.finish()
+        self.coordinator.finish()
 
 
 def _reader(folder: RunFolder, start: Save | None) -> Read:

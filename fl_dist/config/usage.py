@@ -9,7 +9,8 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from fl_dist.config import NAMED, Config
+from fl_dist.config.loading import NAMED
+from fl_dist.config.schema import Config
 from fl_dist.core import parts
 
 

@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from fl_dist.words import shortened
+from fl_dist.common.words import shortened
 
 _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_dist.core import Vars
-from fl_dist.flat import ALIGN
+from fl_dist.engine.flat import ALIGN
 
 
 class Orders(NamedTuple):

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fl_dist.common.paths import expand
+from fl_dist.common.reading import ConfigError, as_yaml, read_yaml
+from fl_dist.common.words import shortened
 from fl_dist.config import Config, differences, dump
-from fl_dist.paths import expand
-from fl_dist.reading import ConfigError, as_yaml, read_yaml
-from fl_dist.words import shortened
 
 MODEL, CONFIG, METRICS, CHECKPOINT = "model.safetensors", "config.yaml", "metrics.jsonl", "checkpoint"
 RECORD, LOCK = "run.json", "lock"

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fl_dist.core import Vars
-from fl_dist.plan import Speeds, assign
-from fl_dist.sums import Uplink
-from fl_dist.worker import TRAINED
-from fl_dist.world import BUFFERS, UPDATE, World
+from fl_dist.engine.plan import Speeds, assign
+from fl_dist.engine.uplink import Uplink
+from fl_dist.engine.worker import TRAINED
+from fl_dist.engine.world import BUFFERS, UPDATE, World
 
 
 class TooFewSurvivors(RuntimeError):

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fl_dist import checkpoint, faults
-from fl_dist.checkpoint import Entry, Index, Manifest, PackWriter, Save, Tensors, folder_name
-from fl_dist.comm import Comm
-from fl_dist.folder import sync_folder, write_atomically
+from fl_dist.machine import faults
+from fl_dist.machine.comm import Comm
+from fl_dist.storage import checkpoint
+from fl_dist.storage.checkpoint import Entry, Index, Manifest, PackWriter, Save, Tensors, folder_name
+from fl_dist.storage.folder import sync_folder, write_atomically
 
 log = logging.getLogger("fl_dist")
 SLACK, RECENT, BATCH = 2, 4, 8

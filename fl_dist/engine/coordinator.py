@@ -9,24 +9,24 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from fl_dist import faults
-from fl_dist.checkpoint import NoCheckpoint, Save, read_server
-from fl_dist.clock import Clock
-from fl_dist.downlink import Downlink, Orders
-from fl_dist.evaluate import Evaluator
-from fl_dist.folder import METRICS, MODEL, RunFolder, write_atomically
-from fl_dist.metrics import MetricsFile, RowsLost
+from fl_dist.engine.clock import Clock
+from fl_dist.engine.downlink import Downlink, Orders
+from fl_dist.engine.evaluate import Evaluator
+from fl_dist.engine.server import Outcome, Server
+from fl_dist.engine.uplink import Uplink
+from fl_dist.engine.world import World
+from fl_dist.machine import faults
 from fl_dist.monitor.console import Console, summarise, summary_lines
 from fl_dist.monitor.mirror import Mirror, open_mirror
-from fl_dist.saver import Chief, Saver
-from fl_dist.server import Outcome, Server
-from fl_dist.sums import Uplink
-from fl_dist.world import World
+from fl_dist.storage.checkpoint import NoCheckpoint, Save, read_server
+from fl_dist.storage.folder import METRICS, MODEL, RunFolder, write_atomically
+from fl_dist.storage.metrics import MetricsFile, RowsLost
+from fl_dist.storage.saver import Chief, Saver
 
 log = logging.getLogger("fl_dist")
 
 
-class NoHead:
+class NoCoordinator:
     """The other ranks: no orders to give, nothing to report."""
 
     def order(self, index: int, cohort: list[int], home: dict[int, int], down: Downlink) -> None:
@@ -45,7 +45,7 @@ class NoHead:
         pass
 
 
-class Head:
+class Coordinator:
     def __init__(
         self, world: World, workers: list[int], folder: RunFolder, saver: Saver, clock: Clock, start: Save | None
     ) -> None:

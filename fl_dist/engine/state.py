@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fl_dist.comm import Comm
 from fl_dist.core import Vars
+from fl_dist.machine.comm import Comm
 
 Template = dict[str, tuple[tuple[int, ...], torch.dtype]]
 Read = Callable[[int], dict[str, Tensor] | None]

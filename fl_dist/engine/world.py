@@ -7,19 +7,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_dist import plan
 from fl_dist.algorithms import build
-from fl_dist.client import DTYPES, Samples
+from fl_dist.common.randomness import seed_global, torch_seed
+from fl_dist.common.words import counted
 from fl_dist.config import Config, schedule
 from fl_dist.core import Round, Vars
 from fl_dist.data import datasets
 from fl_dist.data.augment import augmentations
 from fl_dist.data.partition import split
-from fl_dist.flat import Flat
+from fl_dist.engine import plan
+from fl_dist.engine.client import DTYPES, Samples
+from fl_dist.engine.flat import Flat
+from fl_dist.engine.state import Template
 from fl_dist.models import load_init, models
-from fl_dist.randomness import seed_global, torch_seed
-from fl_dist.state import Template
-from fl_dist.words import counted
 
 
 class World:

@@ -14,8 +14,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from fl_dist.place import Place
-from fl_dist.signals import REQUEUE, StopRequest
+from fl_dist.machine.place import Place
+from fl_dist.machine.signals import REQUEUE, StopRequest
 
 VOICE = 10.0
 """Seconds between two lines about ranks that have not come."""

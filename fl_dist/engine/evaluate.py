@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_dist.data import normalise
-from fl_dist.flat import Flat
-from fl_dist.world import World
+from fl_dist.engine.flat import Flat
+from fl_dist.engine.world import World
 
 
 class Evaluator:

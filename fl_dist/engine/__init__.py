@@ -1,0 +1,1 @@
+"""One round and the next: plan, broadcast, local training, reduce, server step, evaluation."""
