@@ -4,23 +4,37 @@ Parts see vectors, gradient oracles and numbers; no ranks, no data, no models.
 Conventions: an update points downhill; `delta` is a client's y_K - z; gradient-like buffers point uphill.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fl_dist.common.contract import Kind, like, mapping, number, tensors, unchanged
 from fl_dist.common.registry import Registry
 
+
+class Seen(NamedTuple):
+    """What a model makes of a batch."""
+
+    logits: Tensor
+    """One row a prediction; the model's output, if the task is not one of classes."""
+    features: Mapping[str, Tensor]
+    """The outputs of the layers that parts name."""
+
+
 Oracle = Callable[[Tensor], Tensor]
-Forward = Callable[[Tensor, Tensor], Tensor]
+Forward = Callable[[Tensor, Tensor], Seen]
 Batch = tuple[Tensor, Tensor]
 
 
 class Vars(SimpleNamespace):
     """Named tensors: `s` of the server, `i` of one client."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"there is no variable {name!r} here, only {', '.join(vars(self)) or 'none'}")
 
     def pick(self, names: tuple[str, ...]) -> "Vars":
         return Vars(**{name: getattr(self, name) for name in names})
@@ -56,6 +70,10 @@ class Upload(NamedTuple):
 Sent = Tensor | tuple[Tensor, float]
 
 
+Need = Literal["logits", "real inputs"]
+Number = Tensor | float
+
+
 class Part:
     """One idea; every hook is optional. Parts keep nothing themselves: all state is in `s` and `i`.
 
@@ -75,6 +93,12 @@ class Part:
     """Roles that have to stand before this part."""
     extra: tuple[int, int] = (0, 0)
     """Forward and backward passes a local step costs on top of one of each."""
+    needs: tuple[Need, ...] = ()
+    """What not every task and data set has."""
+    layers: tuple[str, ...] = ()
+    """Layers of the model whose outputs `penalty` asks for, by the names that `named_modules` gives them."""
+    reports: ClassVar[dict[str, str]] = {}
+    """Numbers worth seeing, each with its meaning."""
 
     def server_init(self, x: Tensor) -> dict[str, Tensor]:
         return {name: torch.zeros_like(x) for name in self.server}
@@ -94,8 +118,8 @@ class Part:
         """What the model sees instead of the batch's inputs."""
         return x
 
-    def penalty(self, logits: Tensor, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Tensor | float:
-        """Added to the local loss; `forward(w, x)` gives the logits at other weights, without gradient."""
+    def penalty(self, seen: Seen, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Number:
+        """Added to the local loss; `forward(w, x)` is what the model sees at other weights, without gradient."""
         return 0.0
 
     def direction(self, w: Tensor, grad: Oracle, s: Vars, i: Vars, r: Round) -> Tensor:
@@ -113,8 +137,12 @@ class Part:
     def settle(self, s: Vars, r: Round) -> None:
         """After the server step, when `s.x` is the new model."""
 
+    def report(self, s: Vars, mean: Vars, r: Round) -> dict[str, Number]:
+        """At the end of a round, on the server: what `reports` names."""
+        return {}
 
-parts: Registry[Part] = Registry("part")
+
+parts: Registry[Part] = Registry("part", Part)
 
 
 class Clash(ValueError):
@@ -130,7 +158,10 @@ class Algorithm:
         self.client = _unique([(n, p) for p in chain for n in p.client])
         self.published = tuple(dict.fromkeys(n for p in chain for n in p.published))
         self.uploads = {n: u for p in chain for n, u in p.uploads.items()}
+        self.layers = tuple(dict.fromkeys(n for p in chain for n in p.layers))
+        self.reports = {n: meaning for p in chain for n, meaning in p.reports.items()}
         _unique([(n, p) for p in chain for n in p.uploads])
+        _unique([(n, p) for p in chain for n in p.reports])
         _check_order(chain)
         for part in chain:
             for name in part.published:
@@ -143,17 +174,20 @@ class Algorithm:
     def server_init(self, x: Tensor) -> Vars:
         s = Vars(x=x.clone())
         for part in self.parts:
-            vars(s).update(part.server_init(x))
+            vars(s).update(tensors(_hook(part, "server_init"), part.server_init(x), part.server))
         return s
 
     def publish(self, s: Vars, r: Round) -> Vars:
         x = s.x
         for part in self.parts:
-            x = part.publish(x, s, r)
+            x = like(_hook(part, "publish"), part.publish(x, s, r), s.x)
         return Vars(x=x, **vars(s.pick(self.published)))
 
     def client_init(self, s: Vars, r: Round) -> Vars:
-        return Vars(**{n: v for part in self.parts for n, v in part.client_init(s, r).items()})
+        i = Vars()
+        for part in self.parts:
+            vars(i).update(tensors(_hook(part, "client_init"), part.client_init(s, r), part.client))
+        return i
 
     def begin(self, s: Vars, i: Vars, r: Round, full: Callable[[], Tensor]) -> None:
         for part in self.parts:
@@ -164,30 +198,45 @@ class Algorithm:
             x = part.inputs(x, i)
         return x
 
-    def penalise(self, loss: Tensor, logits: Tensor, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Tensor:
+    def penalise(self, loss: Tensor, seen: Seen, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Tensor:
         for part in self._penalties:
-            loss = loss + part.penalty(logits, batch, s, i, forward)
+            loss = loss + number(_hook(part, "penalty"), part.penalty(seen, batch, s, i, forward))
         return loss
 
-    def oracle(self, grad: Oracle, s: Vars, i: Vars, r: Round) -> Oracle:
+    def oracle(self, grad: Oracle, s: Vars, i: Vars, r: Round, checked: bool = False) -> Oracle:
         """The direction of the whole chain as a function of the weights."""
+        nest = _nest_checked if checked else _nest
         for part in self._directions:
-            grad = _nest(part, grad, s, i, r)
+            grad = nest(part, grad, s, i, r)
         return grad
 
-    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Sent]:
-        sent: dict[str, Sent] = {}
+    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, tuple[Tensor, float]]:
+        """What goes up beside the update: tensors and factors on them."""
+        sent: dict[str, tuple[Tensor, float]] = {}
         for part in self.parts:
-            sent.update(part.finish(delta, s, i, r))
+            given = mapping(_hook(part, "finish"), part.finish(delta, s, i, r), part.uploads)
+            sent |= {name: _sent(part, name, value, delta) for name, value in given.items()}
         return sent
 
-    def update(self, delta: Tensor, s: Vars, mean: Vars, r: Round) -> None:
-        """One server step, in place on `s`."""
+    def kept(self, i: Vars, template: Mapping[str, Kind]) -> Vars:
+        """The client's variables without those that last a round only."""
         for part in self.parts:
-            delta = part.update(delta, s, mean, r)
+            for name in part.client:
+                unchanged(_hook(part, f"the client variable {name!r}"), vars(i).get(name), template[name])
+        return Vars(**{name: getattr(i, name).detach() for name in self.client})
+
+    def update(self, delta: Tensor, s: Vars, mean: Vars, r: Round) -> dict[str, float]:
+        """One server step, in place on `s`; what the parts report of it."""
+        for part in self.parts:
+            delta = like(_hook(part, "update"), part.update(delta, s, mean, r), s.x)
         s.x.add_(delta)
+        reports: dict[str, float] = {}
         for part in self.parts:
             part.settle(s, r)
+        for part in self.parts:
+            given = mapping(_hook(part, "report"), part.report(s, mean, r), part.reports)
+            reports |= {name: float(number(_hook(part, "report"), value)) for name, value in given.items()}
+        return reports
 
     @property
     def passes(self) -> tuple[int, int]:
@@ -215,6 +264,25 @@ def _inverse_norm(v: Tensor) -> Tensor:
 
 def _nest(part: Part, grad: Oracle, s: Vars, i: Vars, r: Round) -> Oracle:
     return lambda w: part.direction(w, grad, s, i, r)
+
+
+def _nest_checked(part: Part, grad: Oracle, s: Vars, i: Vars, r: Round) -> Oracle:
+    return lambda w: like(_hook(part, "direction"), part.direction(w, grad, s, i, r), s.x)
+
+
+def _sent(part: Part, name: str, value: Any, delta: Tensor) -> tuple[Tensor, float]:
+    """An upload as tensor and factor."""
+    tensor, factor = value if isinstance(value, tuple) and len(value) == 2 else (value, 1.0)
+    who = _hook(part, f"finish, for {name!r},")
+    if part.uploads[name].scalar:
+        tensor = torch.as_tensor(number(who, tensor), device=delta.device)
+    else:
+        tensor = like(who, tensor, delta)
+    return tensor, float(number(_hook(part, f"finish, as the factor on {name!r},"), factor))
+
+
+def _hook(part: Part, name: str) -> str:
+    return f"part {_name(part)}: {name}"
 
 
 def _name(part: Part) -> str:

@@ -10,8 +10,8 @@ from pydantic import Field, ValidationError
 
 from fl_dist.common.paths import expand
 from fl_dist.common.reading import ConfigError, read_yaml
-from fl_dist.common.registry import Strict, nearest
-from fl_dist.common.words import shortened
+from fl_dist.common.registry import Strict
+from fl_dist.common.words import nearest, shortened
 from fl_dist.config import Config
 
 Options = dict[str, Any]

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = RunFolder(str(config.run.dir))
         folder.refuse_finished(config.rounds)
     except (ValueError, OSError) as e:
-        terminal.complain(e)
+        terminal.complain(e, e if arguments.traceback else None)
         return BAD_CONFIG
     if OWNED in os.environ:
         end_with_parent()
@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
         "--node-rank", type=partial(at_least, 0), default=0, help="which of them this is; 0 is the rendezvous host"
     )
     parser.add_argument("--rendezvous", default="127.0.0.1:0", metavar="HOST:PORT", help="where the nodes meet")
+    terminal.add_traceback(parser)
     return parser
 
 
@@ -100,6 +101,7 @@ def torchrun_arguments(arguments: argparse.Namespace, node: Node, command: list[
         "-m",
         "launch.rank",
         *command,
+        *(["--traceback"] if arguments.traceback else []),
     ]
 
 

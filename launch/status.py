@@ -1,16 +1,27 @@
-"""How far runs are, read from their folders, their logs and Slurm's queue."""
+"""How far runs are, read from their folders, their logs and Slurm's queue.
+
+python -m launch.status [RUN ...]
+"""
+
+from fl_dist.common import terminal
+
+if __name__ == "__main__":
+    terminal.prepare()  # here, for the imports below take seconds
 
 import fcntl
 import subprocess
+import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fl_dist.common.words import duration, message
 from fl_dist.monitor.console import STARTING
-from fl_dist.storage.folder import LOCK, METRICS, RunFolder
+from fl_dist.storage.folder import CONFIG, LOCK, METRICS, RunFolder
 from fl_dist.storage.metrics import parsed
+from fl_dist.tasks import Headline
 
 RECENT = 10
 """Rounds from whose duration the time left is estimated."""
@@ -28,6 +39,33 @@ class Status:
     accuracy: str = ""
     left: str = ""
     reason: str = ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = terminal.Parser(prog="python -m launch.status", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "runs", nargs="*", type=Path, default=[Path("runs")], help="run folders, or folders of them (default runs)"
+    )
+    runs = [run for given in parser.parse_args(argv).runs for run in below(given)]
+    if not runs:
+        terminal.complain("no run there; a run's folder has a config.yaml")
+        return 1
+    print(table([_of_folder(run) for run in runs]))
+    return 0
+
+
+def below(folder: Path) -> list[Path]:
+    """The folder itself, if it is a run, or all runs below it."""
+    return sorted(file.parent for file in folder.rglob(CONFIG)) if not (folder / CONFIG).exists() else [folder]
+
+
+def _of_folder(run: Path) -> Status:
+    try:
+        rounds = RunFolder(run).rounds()
+    except (ValueError, OSError) as e:
+        return Status(str(run), "unreadable", reason=message(e))
+    log = run / "logs" / "launch.log"
+    return status(str(run), run, rounds, None, log if log.exists() else None)
 
 
 def queue() -> dict[str, str]:
@@ -52,8 +90,8 @@ def _status(name: str, run: Path, rounds: int, queued: str | None, log: Path | N
     rows = _last_rows(run / METRICS)
     known = Status(name, "finished" if RunFolder(run).finished(rounds) else _state(run, queued, log, bool(rows)))
     if rows:
-        done, accuracy = rows[-1]["round"], _last_accuracy(rows)
-        known.round, known.accuracy = f"{done}/{rounds}", "" if accuracy is None else f"{100 * accuracy:.2f} %"
+        done = rows[-1]["round"]
+        known.round, known.accuracy = f"{done}/{rounds}", _score(run, rows)
         if known.state == "running":
             known.left = duration(sum(row["seconds"]["total"] for row in rows) / len(rows) * (rounds - done))
     if known.state == "failed":
@@ -107,8 +145,14 @@ def _last_rows(metrics: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row is not None]
 
 
-def _last_accuracy(rows: list[dict[str, Any]]) -> float | None:
-    return next((row["test_accuracy"] for row in reversed(rows) if row["test_accuracy"] is not None), None)
+def _score(run: Path, rows: list[dict[str, Any]]) -> str:
+    """The last value of the metric by which the run is judged."""
+    told = RunFolder(run).facts().get("headline")
+    headline = Headline(**told) if told else Headline("accuracy", "max", percent=True)
+    found = next((value for row in reversed(rows) if (value := row.get(f"test_{headline.name}")) is not None), None)
+    if found is None:
+        return ""
+    return headline.shown(found) if headline.name == "accuracy" else f"{headline.name} {headline.shown(found)}"
 
 
 def table(states: list[Status]) -> str:
@@ -117,3 +161,7 @@ def table(states: list[Status]) -> str:
     rows = [list(vars(line).values()) for line in [head, *states]]
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     return "\n".join("  ".join([*map(str.ljust, row[:5], widths), row[5]]).rstrip() for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _submit(arguments)
     except (ValueError, OSError) as e:
-        terminal.complain(e)
+        terminal.complain(e, e if arguments.traceback else None)
         return BAD_CONFIG
 
 
@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--dry-run", action="store_true", help="print the batch script and stop")
     parser.add_argument("--local", action="store_true", help="run it here, through submitit's local executor")
     cluster.add_options(parser)
+    terminal.add_traceback(parser)
     return parser
 
 
@@ -54,6 +55,7 @@ def _submit(arguments: argparse.Namespace) -> int:
     folder = RunFolder(str(config.run.dir))
     folder.refuse_finished(config.rounds)
     run = folder.path
+    command += ["--traceback"] if arguments.traceback else []
     options = cluster.options(arguments.name or run.name, resources, profile)
     if arguments.dry_run:
         print(cluster.batch_script(run / "jobs", options))

@@ -26,6 +26,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from fl_dist.common.imports import search_in
 from fl_dist.common.paths import expand
 from fl_dist.common.reading import ConfigError, read_yaml
 from fl_dist.common.registry import Strict
@@ -76,10 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         sweep, cells = read(arguments.sweep)
+        for cell in cells:
+            cell.command += ["--traceback"] if arguments.traceback else []
         profile = cluster.read_profile(arguments.profile, arguments.profiles)
         return _act(arguments, sweep, cells, profile)
     except (ValueError, OSError) as e:
-        terminal.complain(e)
+        terminal.complain(e, e if arguments.traceback else None)
         return BAD_CONFIG
 
 
@@ -94,12 +97,14 @@ def parser() -> argparse.ArgumentParser:
         "-j", "--jobs", type=partial(at_least, 1), default=1, metavar="N", help="with --local: runs at a time"
     )
     cluster.add_options(parser)
+    terminal.add_traceback(parser)
     return parser
 
 
 def read(path: str) -> tuple[Sweep, list[Cell]]:
     """The sweep and its runs, every one of them validated."""
     sweep: Sweep = cluster.checked(Sweep, read_yaml(path), path)
+    search_in(Path(path).parent)
     name = sweep.name or Path(path).stem
     folder = expand(sweep.dir or f"runs/{name}")
     base = [] if sweep.base is None else [os.path.relpath(Path(path).parent / expand(sweep.base))]
@@ -116,7 +121,7 @@ def _cell(label: str, folder: Path, base: list[str], change: Change) -> Cell:
     try:
         config, command = resolve([*base, *overrides, f"run.dir={folder / label}"])
     except ConfigError as e:
-        raise ConfigError(f"run {label}: {e}") from None
+        raise ConfigError(f"run {label}: {e}") from e.__cause__
     return Cell(label, folder / label, command, config.rounds)
 
 

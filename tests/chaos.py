@@ -33,6 +33,7 @@ SETTINGS = (
     "clients={total: 16, per_round: 6}",
     "local={epochs: 1, batch_size: 32, lr: 0.02, momentum: 0.0}",
     "comm.timeout=6",
+    "comm.meeting=12",  # a rank may be killed or stopped before it has met the others
 )
 PATIENCE = 25.0
 """Seconds within which every process of a disturbed job has to end: the time-out and what a busy machine adds."""
@@ -87,6 +88,7 @@ class Job:
 
     def disturbed(self, kind: str) -> None:
         self.score.done[kind] += 1
+        self.kind = kind
         getattr(self, kind)()
         if not (self.folder / "model.safetensors").exists():
             self.score.rounds_lost += max(0, rows(self.folder) - saved(self.folder))
@@ -158,11 +160,12 @@ class Job:
 
     def _all_end(self, processes: list[Rank]) -> None:
         struck, ended = time.monotonic(), True
-        for process in processes:
+        for rank, process in enumerate(processes):
             try:
                 process.wait(max(0.1, struck + PATIENCE - time.monotonic()))
             except subprocess.TimeoutExpired:
                 ended = False
+                print(f"{self.kind}: process {rank} of {len(processes)} lives; it said\n{process.output()}")
         self._note_end(struck, ended)
 
     def _note_end(self, struck: float, ended: bool) -> None:

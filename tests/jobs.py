@@ -90,7 +90,11 @@ class Rank:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         self.wait(timeout)
-        return Path(self._output).read_text(), None
+        return self.output(), None
+
+    def output(self) -> str:
+        """What it has said so far."""
+        return Path(self._output).read_text()
 
     def end(self) -> None:
         # A rank that was ended before it had its own session is the only process of its name.

@@ -114,7 +114,7 @@ def with_nan(value: float) -> np.ndarray:
 
 
 BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
-    "missing": ({"y_test": None, "x_test": None}, "lacks x_test, y_test"),
+    "missing": ({"y_test": None, "x_test": None}, "lacks x_test; it needs x_train, y_train, x_test, y_test"),
     "nan": ({"x_train": with_nan(np.nan)}, "x_train has a NaN or an infinity, first in row 5"),
     "infinity": ({"x_train": with_nan(-np.inf)}, "x_train has a NaN or an infinity, first in row 5"),
     "integers": ({"x_train": np.ones((8, 5), int)}, "x_train is int64"),
@@ -128,7 +128,7 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "other rows": ({"x_test": np.ones((4, 6))}, "rows of x_train are (5,), of x_test (6,)"),
     "other type": ({"x_test": np.ones((4, 5), np.uint8)}, "x_train is float64, x_test uint8"),
     "too few labels": ({"y_train": np.zeros(7, int)}, "y_train has shape (7,)"),
-    "one-hot labels": ({"y_train": np.zeros((8, 3), int)}, "y_train has shape (8, 3)"),
+    "one-hot labels": ({"y_train": np.zeros((8, 3), int)}, "rows of y_train are (3,), of y_test ()"),
     "float labels": ({"y_train": np.zeros(8)}, "y_train is float64"),
     "negative label": ({"y_test": np.array([0, 1, -1, 2])}, "y_test is -1 in row 2"),
     "huge label": ({"y_test": np.array([0, 2**40, 1, 2])}, "y_test is 1099511627776 in row 1"),

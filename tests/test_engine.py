@@ -110,15 +110,41 @@ def test_a_mean_is_exact_to_the_bound_for_unequal_clients(mode: str, counts: lis
 
 
 def test_a_second_word_is_sent_only_for_unequal_clients() -> None:
-    assert [Uplink({"v": 9}, 10, "exact", CPU, least).words for least in (1.0, 1 / 50, 1 / 50_000)] == [1, 1, 2]
+    ups = [Uplink({"v": 9}, 10, "exact", CPU, least) for least in (1.0, 1 / 50, 1 / 50_000)]
+    assert [up.fixed["v"].words for up in ups] == [1, 1, 2]
+
+
+@given(
+    values=st.lists(st.floats(-(2.0**36), 2.0**36), min_size=1, max_size=9),
+    weights=st.lists(st.floats(1e-5, 1.0), min_size=9, max_size=9),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_mean_of_numbers_holds_counts_and_fractions(values: list[float], weights: list[float]) -> None:
+    up = Uplink({"v": 1}, 9, "exact", CPU, least=1e-5, numbers=["v"])
+    for value, weight in zip(values, weights, strict=False):
+        number = torch.tensor(value, dtype=torch.float64)
+        up.check("v", number, 1.0)
+        up.add("v", number, weight)
+    total = sum(map(Fraction, weights[: len(values)]))
+    exact = sum(Fraction(v) * Fraction(w) for v, w in zip(values, weights, strict=False)) / total
+    mean = up.mean("v", float(total), torch.zeros(1, dtype=torch.float64))
+    error = abs(Fraction(float(mean)) - exact)
+    largest = max(abs(Fraction(v)) for v in values)
+    assert error <= Fraction(2.0**-40) + (abs(exact) + largest * Fraction(max(weights)) / total) * Fraction(2.0**-49)
+
+
+def test_a_number_beyond_the_range_is_refused() -> None:
+    up = Uplink({"v": 1}, 9, "exact", CPU, numbers=["v"])
+    with pytest.raises(OutOfRange, match="6.87195e.10"):
+        up.check("v", torch.tensor(2.0**37), 1.0)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 5000.0])
 def test_exact_sums_refuse_what_does_not_fit(bad: float) -> None:
     vector = torch.zeros(50_000)
     vector[77] = bad
-    with pytest.raises(OutOfRange, match="its update"):
-        uplink().check("update", vector, 1.0)
+    with pytest.raises(OutOfRange, match="its v "):
+        uplink().check("v", vector, 1.0)
 
 
 def test_the_largest_sum_that_passes_the_check_does_not_overflow() -> None:

@@ -12,19 +12,24 @@ LAYERS = (
     "fl_dist.algorithms",
     "fl_dist.data",
     "fl_dist.models",
+    "fl_dist.tasks",
     "fl_dist.config",
     "fl_dist.machine",
     "fl_dist.storage",
     "fl_dist.monitor",
     "fl_dist.engine",
+    "fl_dist.execute",
+    "fl_dist.runs",
     "fl_dist.main",
     "launch",
+    "fl_dist.__main__",
 )
 """From what knows nothing to what knows everything; each imports only itself and what stands above it here."""
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for package in ("fl_dist", "launch")
     for path in (ROOT / package).rglob("*.py")
+    if path != ROOT / "fl_dist" / "__init__.py"  # which imports `run` when it is asked for
 }
 
 
@@ -45,7 +50,7 @@ def layer(module: str) -> int:
 
 
 def test_every_module_has_its_layer() -> None:
-    assert [m for m in MODULES if layer(m) < 0] == ["fl_dist"]
+    assert [m for m in MODULES if layer(m) < 0] == []
 
 
 def test_imports_go_one_way() -> None:
@@ -62,7 +67,8 @@ def test_the_document_names_every_folder_and_module() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     told = {word.strip("`,") for word in text.split() if word.startswith("`")}
     # One file a data set, model or paper: their folders stand for them.
-    many = ("fl_dist.algorithms.", "fl_dist.data.", "fl_dist.models.", "launch.")
+    many = ("fl_dist.algorithms.", "fl_dist.data.", "fl_dist.models.", "fl_dist.tasks.", "launch.")
     names = [m for m in MODULES if not m.startswith(many) and MODULES[m].name != "__init__.py"]
     assert [m for m in names if f"{m.rpartition('.')[2]}.py" not in told] == []
-    assert [name for name in LAYERS if f"{name.rpartition('.')[2]}/" not in told | {"core/", "main/"}] == []
+    folders = [name.rpartition(".")[2] for name in LAYERS if (ROOT / name.replace(".", "/")).is_dir()]
+    assert [name for name in folders if f"{name}/" not in told] == []

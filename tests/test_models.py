@@ -22,7 +22,7 @@ def size(module: nn.Module) -> int:
 
 def build(name: str, shape: tuple[int, ...] = CIFAR, classes: int = 10, seed: int = 0, **settings: Any) -> Any:
     torch.manual_seed(seed)
-    return models.build(name, settings, shape, classes)
+    return models.build(name, settings, shape=shape, outputs=classes, classes=classes)
 
 
 def message(call: Callable[..., Any], *args: Any) -> str:

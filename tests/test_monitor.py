@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from fl_dist.common.words import duration, size
 from fl_dist.config import Wandb
 from fl_dist.main import main
-from fl_dist.monitor.console import Console, duration, size, summarise
+from fl_dist.monitor.console import Console
 from fl_dist.monitor.mirror import resolve
+from fl_dist.monitor.summary import summarise
+from fl_dist.tasks.classification import Classification
 from tests.jobs import environment, metrics, run
 
 SMALL = ("rounds=3", "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}", "local.epochs=1")
@@ -40,9 +43,9 @@ def test_metrics_have_the_promised_keys(tmp_path: Path) -> None:
 
 
 def test_final_accuracy_is_mean_and_sample_deviation_of_the_last_rounds() -> None:
-    row = {"bytes_down": 1, "bytes_up": 2, "seconds": {"total": 1.5}}
+    row = {"bytes_down": 1, "bytes_up": 2, "seconds": {"total": 1.5}, "dropped": []}
     rows = [row | {"round": k, "test_accuracy": a} for k, a in enumerate([0.9, 0.5, None, 0.7], 1)]
-    summary = summarise(rows, last=3)
+    summary = summarise(rows, 3, Classification.headline, finished=True)
     assert summary["final_accuracy_mean"] == pytest.approx(0.6)
     assert summary["final_accuracy_std"] == pytest.approx(0.02**0.5)
     assert (summary["best_accuracy"], summary["best_round"], summary["last_accuracy"]) == (0.9, 1, 0.7)

@@ -64,7 +64,7 @@ class Hand:
     """One rank's saver and rank 0's chief, driven by hand; clients are small vectors."""
 
     def __init__(self, root: Path, keep: int = 2) -> None:
-        self.root, self.saver = root, Saver(root, Store(), "run")
+        self.root, self.saver = root, Saver(root, Store(), "run", timeout=60)
         self.chief = self.saver.chief = Chief(root, "run", keep, newest(root, "run", pytest.fail), lambda: None)
         self.now: dict[int, float] = {}
 
@@ -454,3 +454,20 @@ def test_a_read_error_of_a_clients_state_is_no_fault_of_the_client(tmp_path: Pat
         assert main(arguments(tmp_path)) == 1
     assert "Input/output error" in capsys.readouterr().err
     assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_a_rank_that_dies_in_the_last_save_holds_nobody(tmp_path: Path, calm: Path) -> None:
+    """No message of a round would tell of it any more; what it trained is in the model."""
+    once = arguments(tmp_path, "comm.timeout=3", "checkpoint.every=100")
+    (server, worker), outputs = run_ranks(2, once, timeout=40, FL_DIST_FAULT="save-begin:1@1")
+    assert (server, worker) == (1, -signal.SIGKILL), outputs
+    assert "error: the model is written, but no checkpoint could be: rank 1 was lost while it saved" in outputs[0]
+    assert_same(tmp_path, calm)
+
+
+def test_a_rank_whose_last_save_is_slow_is_waited_for(tmp_path: Path, calm: Path) -> None:
+    once = arguments(tmp_path, "comm.timeout=3", "checkpoint.every=100")
+    codes, outputs = run_ranks(2, once, timeout=60, FL_DIST_FAULT="save-begin:1@1=sleep:7")
+    assert codes == [0, 0], outputs
+    assert_same(tmp_path, calm)
+    assert checkpoint.newest_round(tmp_path / "checkpoint") == 8

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Oracle, Part, Round, Sent, Upload, Vars, parts
+from fl_dist.core import Algorithm, Number, Oracle, Part, Round, Sent, Upload, Vars, parts
 
 DualWeight = Annotated[float, Field(ge=0, description="beta, weight of the dual term (1/beta in two papers)")]
 
@@ -27,6 +27,7 @@ class Dual(Part):
     client = ("h_i",)
     uploads: ClassVar = {"h": Upload("uniform", message=False)}
     after = ("server optimiser",)
+    reports: ClassVar = {"dual_norm": "norm of the server's mean dual variable h"}
 
     def __init__(
         self,
@@ -51,6 +52,9 @@ class Dual(Part):
     def update(self, delta: Tensor, s: Vars, mean: Vars, r: Round) -> Tensor:
         s.h.add_(mean.h, alpha=r.participants / r.clients)
         return delta + s.h
+
+    def report(self, s: Vars, mean: Vars, r: Round) -> dict[str, Number]:
+        return {"dual_norm": torch.linalg.vector_norm(s.h)}
 
 
 @entry("Acar et al. 2021")

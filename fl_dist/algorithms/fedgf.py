@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl_dist.algorithms.fedsam import Rho
 from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Oracle, Part, Round, Sent, Upload, Vars, ascend, parts, unit
+from fl_dist.core import Algorithm, Number, Oracle, Part, Round, Sent, Upload, Vars, ascend, parts, unit
 
 Threshold = Annotated[float, Field(ge=0, description="T_D, mean distance above which a round counts as divergent")]
 Window = Annotated[int, Field(ge=1, le=10**6, description="W, rounds over which divergence is averaged")]
@@ -30,6 +30,10 @@ class Interpolate(Part):
     uploads: ClassVar = {"distance": Upload("uniform", message=False, scalar=True)}
     extra = (1, 1)
     role = "evaluation point"
+    reports: ClassVar = {
+        "share": "c, share of the global perturbation in the next round",
+        "distance": "D, mean distance that clients went",
+    }
 
     def __init__(
         self, *, rho: Rho = 0.1, rho_global: Rho = 0.1, threshold: Threshold = 0.2, window: Window = 30
@@ -62,6 +66,9 @@ class Interpolate(Part):
         s.share = s.window[~s.window.isnan()].mean()
         s.previous.copy_(s.x)
         return delta
+
+    def report(self, s: Vars, mean: Vars, r: Round) -> dict[str, Number]:
+        return {"share": s.share, "distance": mean.distance}
 
 
 @entry("Lee, Yoon 2024")

@@ -9,15 +9,16 @@ beta here is 1/beta of the paper. There is no proximal term: the KL stands in fo
 line 7 is v2's, line 18 is the first version's. v2's first teacher is the model received (x_0 as an option).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
 from fl_dist.algorithms.feddyn import Dual, DualWeight
 from fl_dist.algorithms.fedntd import Distill, Temperature, distillation
 from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Batch, Forward, Part, Round, Vars, parts
+from fl_dist.core import Algorithm, Batch, Forward, Number, Part, Round, Seen, Vars, parts
 
 EmaDecay = Annotated[float, Field(ge=0, lt=1, description="alpha, share of the old teacher that stays")]
 FirstTeacher = Annotated[
@@ -34,7 +35,9 @@ class Trajectory(Part):
     server: tuple[str, ...] = ("ema",)
     published: tuple[str, ...] = ("ema",)
     extra = (1, 0)
+    needs = ("logits",)
     role = "teacher"
+    reports: ClassVar = {"ema_distance": "distance of the teacher from the model"}
 
     def __init__(self, *, distill: Distill = 1.0, temperature: Temperature = 3.0, ema_decay: EmaDecay = 0.95) -> None:
         self.weight, self.temperature, self.decay = distill, temperature, ema_decay
@@ -45,12 +48,15 @@ class Trajectory(Part):
     def teacher(self, s: Vars, i: Vars) -> Tensor:
         return s.ema
 
-    def penalty(self, logits: Tensor, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Tensor:
+    def penalty(self, seen: Seen, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Tensor:
         teacher = forward(self.teacher(s, i), batch[0])
-        return self.weight * distillation(teacher, logits, self.temperature)
+        return self.weight * distillation(teacher.logits, seen.logits, self.temperature)
 
     def settle(self, s: Vars, r: Round) -> None:
         s.ema.lerp_(s.x, 1 - self.decay)
+
+    def report(self, s: Vars, mean: Vars, r: Round) -> dict[str, Number]:
+        return {"ema_distance": torch.dist(s.ema, s.x)}
 
 
 @parts.register
@@ -59,6 +65,7 @@ class ClientTrajectory(Trajectory):
 
     server = published = ()
     client = ("e_i", "last")
+    reports: ClassVar = {}
 
     def __init__(
         self,
@@ -86,6 +93,9 @@ class ClientTrajectory(Trajectory):
 
     def settle(self, s: Vars, r: Round) -> None:
         pass
+
+    def report(self, s: Vars, mean: Vars, r: Round) -> dict[str, Number]:
+        return {}
 
 
 @entry("Li et al. 2025")

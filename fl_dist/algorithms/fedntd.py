@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Batch, Forward, Part, Vars, parts
+from fl_dist.core import Algorithm, Batch, Forward, Part, Seen, Vars, parts
 
 Distill = Annotated[float, Field(ge=0, description="gamma, weight of the distillation")]
 Temperature = Annotated[float, Field(gt=0, description="tau, temperature of the distillation")]
@@ -31,15 +31,16 @@ class NotTrue(Part):
     """Distils the received model's opinion on the wrong classes."""
 
     extra = (1, 0)
+    needs = ("logits",)
     role = "teacher"
 
     def __init__(self, *, distill: Distill = 1.0, temperature: Temperature = 1.0) -> None:
         self.weight, self.temperature = distill, temperature
 
-    def penalty(self, logits: Tensor, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Tensor:
+    def penalty(self, seen: Seen, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Tensor:
         x, y = batch
-        teacher = _without(forward(s.x, x), y)
-        return self.weight * distillation(teacher, _without(logits, y), self.temperature)
+        teacher = _without(forward(s.x, x).logits, y)
+        return self.weight * distillation(teacher, _without(seen.logits, y), self.temperature)
 
 
 def _without(logits: Tensor, y: Tensor) -> Tensor:

@@ -6,14 +6,14 @@ FedAdam: Reddi et al., Adaptive Federated Optimization, ICLR 2021.
     m <- b1 m + (1-b1) d;  v <- b2 v + (1-b2) d^2;  x <- x + eta_g m/(sqrt(v)+tau);  v_0 = tau^2, no bias correction
 """
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Part, Round, Vars, parts
+from fl_dist.core import Algorithm, Number, Part, Round, Vars, parts
 
 Decay = Annotated[float, Field(ge=0, lt=1, description="beta, share of the old momentum that stays")]
 
@@ -24,6 +24,7 @@ class ServerMomentum(Part):
 
     server = ("m",)
     role = "server optimiser"
+    reports: ClassVar = {"momentum_norm": "norm of the server's momentum m"}
 
     def __init__(self, *, decay: Decay = 0.9) -> None:
         self.decay = decay
@@ -32,6 +33,9 @@ class ServerMomentum(Part):
         s.m.mul_(self.decay).add_(delta)
         return s.m
 
+    def report(self, s: Vars, mean: Vars, r: Round) -> dict[str, Number]:
+        return {"momentum_norm": torch.linalg.vector_norm(s.m)}
+
 
 @parts.register
 class ServerAdam(Part):
@@ -39,6 +43,7 @@ class ServerAdam(Part):
 
     server = ("m", "v")
     role = "server optimiser"
+    reports: ClassVar = {"server_rate": "mean over the entries of eta_g/(sqrt(v)+tau), what m is multiplied by"}
 
     def __init__(
         self,
@@ -57,6 +62,9 @@ class ServerAdam(Part):
         s.m.lerp_(delta, 1 - self.beta1)
         s.v.lerp_(delta.square(), 1 - self.beta2)
         return self.lr * s.m / (s.v.sqrt() + self.tau)
+
+    def report(self, s: Vars, mean: Vars, r: Round) -> dict[str, Number]:
+        return {"server_rate": (self.lr / (s.v.sqrt() + self.tau)).mean()}
 
 
 @entry("Hsu et al. 2019")

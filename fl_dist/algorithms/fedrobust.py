@@ -28,6 +28,7 @@ class Affine(Part):
     """The worst affine shift of a client's inputs, learnt along with the model."""
 
     client = ("scale", "shift")
+    needs = ("real inputs",)
 
     def __init__(self, *, ascent_lr: AscentLr = 0.01, penalty: Penalty = 1.0, ascent_steps: Steps = 1) -> None:
         self.lr, self.penalty_weight, self.steps = ascent_lr, penalty, ascent_steps

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Oracle, Part, Round, Sent, Upload, Vars, parts
+from fl_dist.core import Algorithm, Number, Oracle, Part, Round, Sent, Upload, Vars, parts
 
 Control = Annotated[
     Literal["option2", "gradients"],
@@ -29,6 +29,7 @@ class Scaffold(Part):
     client = ("c_i",)
     published = ("c",)
     uploads: ClassVar = {"c_change": Upload("uniform")}
+    reports: ClassVar = {"control_norm": "norm of the server's control variate c"}
 
     def __init__(self, *, control: Control = "option2") -> None:
         self.sums = control == "gradients"
@@ -56,6 +57,9 @@ class Scaffold(Part):
     def update(self, delta: Tensor, s: Vars, mean: Vars, r: Round) -> Tensor:
         s.c.add_(mean.c_change, alpha=r.participants / r.clients)
         return delta
+
+    def report(self, s: Vars, mean: Vars, r: Round) -> dict[str, Number]:
+        return {"control_norm": torch.linalg.vector_norm(s.c)}
 
 
 @entry("Karimireddy et al. 2020")

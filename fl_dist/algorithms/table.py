@@ -5,7 +5,7 @@ from collections.abc import Callable
 from fl_dist.common.registry import Registry
 from fl_dist.core import Algorithm
 
-algorithms: Registry[Algorithm] = Registry("algorithm")
+algorithms: Registry[Algorithm] = Registry("algorithm", Algorithm)
 papers: dict[str, str] = {}
 
 

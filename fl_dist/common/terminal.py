@@ -10,6 +10,7 @@ import io
 import os
 import signal
 import sys
+import traceback
 from typing import Any, NoReturn, TextIO
 
 from fl_dist.common.words import message
@@ -63,9 +64,16 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     return "".join(_PLAIN.get(c, "?") for c in error.object[error.start : error.end]), error.end
 
 
-def complain(error: BaseException | str) -> None:
+def complain(error: BaseException | str, shown: BaseException | None = None) -> None:
+    """The last line, after the traceback of what is to be shown."""
     print(end="", flush=True)  # what was said before it
+    if shown is not None:
+        traceback.print_exception(shown)
     print(f"error: {message(error)}", file=sys.stderr, flush=True)
+
+
+def add_traceback(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,7 +1,12 @@
 """Numbers, inputs and errors as people read them."""
 
+import difflib
+from collections.abc import Iterable
+
 LONGEST = 2000
 """Characters of a message, whatever it repeats."""
+LONGEST_WORD = 100
+"""Letters in which a misspelt word is compared with others: each costs time."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -36,3 +41,10 @@ def message(error: BaseException | str) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": {shortened(error.filename)}" if error.filename else "")
     return shortened(" ".join(str(error).split()) or type(error).__name__, LONGEST)
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """A hint for a misspelt word: the nearest valid one, or all of them."""
+    valid = sorted(valid)
+    close = difflib.get_close_matches(word[:LONGEST_WORD], valid, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(valid) or 'none'}"

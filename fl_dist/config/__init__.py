@@ -1,7 +1,7 @@
 """What a user writes: the keys, how files and overrides become a configuration, what --help says."""
 
 from fl_dist.common.reading import ConfigError
-from fl_dist.config.loading import NAMED, differences, dump, load, schedule, validate
+from fl_dist.config.loading import NAMED, differences, dump, import_paths, load, schedule, validate
 from fl_dist.config.schema import LAYOUT, Clients, Communication, Config, Local, Run, Topology, Wandb
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Wandb",
     "differences",
     "dump",
+    "import_paths",
     "load",
     "schedule",
     "validate",

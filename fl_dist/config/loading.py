@@ -7,18 +7,21 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from fl_dist.algorithms import algorithms, build, parts
+from fl_dist.common.imports import BadImport, is_path
 from fl_dist.common.paths import expand
 from fl_dist.common.reading import DEEPEST, ConfigError, Unreadable, parse, read_yaml
-from fl_dist.common.registry import Registry, UnknownName, nearest
-from fl_dist.common.words import shortened
-from fl_dist.config.schema import LAYOUT, MOST, Config
+from fl_dist.common.registry import BadBuilder, Registry, UnknownName
+from fl_dist.common.words import nearest, shortened
+from fl_dist.config.schema import COMMON, LAYOUT, MOST, Config
 from fl_dist.core import Clash
 from fl_dist.data import datasets
 from fl_dist.data.augment import augmentations
 from fl_dist.data.partition import partitions
 from fl_dist.models import models
+from fl_dist.tasks import tasks
 
 NAMED: dict[str, Registry[Any]] = {
+    "task": tasks,
     "data": datasets,
     "augment": augmentations,
     "partition": partitions,
@@ -29,20 +32,34 @@ NAMED: dict[str, Registry[Any]] = {
 
 def load(path: str | None, overrides: list[str]) -> Config:
     """The validated configuration of a file and overrides, with every default filled in."""
-    where = {(): path or "the defaults"}
+    raw, where = merged(path, overrides)
+    return validate(raw, where)
+
+
+def merged(path: str | None, overrides: list[str]) -> tuple[dict[str, Any], dict[tuple[Any, ...], str]]:
+    """What the file and the overrides say, and where each key was set; nothing is checked or filled in yet."""
+    where: dict[tuple[Any, ...], str] = {(): path or "the defaults"}
     raw = read_yaml(path) if path else {}
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold a mapping of keys, not {type(raw).__name__}")
     if swept := sorted(raw.keys() & {"grid", "list"}):
         raise ConfigError(f"{path} is a sweep (it has the key {swept[0]}): run it with python -m launch.sweep {path}")
     # Names first: choosing another builder discards the settings of the old one.
-    for override in sorted(overrides, key=lambda o: not o.partition("=")[0].endswith(".name")):
+    for override in sorted(map(spelt_out, overrides), key=lambda o: not o.partition("=")[0].endswith(".name")):
         _apply(raw, override, where)
-    return validate(raw, where)
+    return raw, where
+
+
+def spelt_out(override: str) -> str:
+    """An override that names a builder in short, such as model=cnn, with its whole key."""
+    key, equals, text = override.partition("=")
+    short = key in NAMED and equals and not text.lstrip().startswith(("{", "[", "null"))
+    return f"{key}.name={text}" if short else override
 
 
 def validate(raw: dict[str, Any], where: dict[tuple[Any, ...], str] | None = None) -> Config:
     where = where or {(): "the configuration"}
+    raw = raw | {section: {"name": raw[section]} for section in NAMED if isinstance(raw.get(section), str)}
     try:
         config = Config.model_validate(raw)
     except ValidationError as e:
@@ -51,6 +68,13 @@ def validate(raw: dict[str, Any], where: dict[tuple[Any, ...], str] | None = Non
     config = config.model_copy(update=named)
     _cross_check(config)
     return config
+
+
+def import_paths(config: Config) -> set[str]:
+    """The names in a configuration that the user's own code stands behind."""
+    chosen = [getattr(config, section).get("name") for section in NAMED]
+    chosen += [name for part in config.algorithm.get("parts", []) for name in part]
+    return {name for name in chosen if is_path(name)}
 
 
 def _apply(raw: dict[str, Any], override: str, where: dict[tuple[Any, ...], str]) -> None:
@@ -81,11 +105,20 @@ def _named(section: str, given: dict[str, Any], where: dict[tuple[Any, ...], str
     registry, settings = NAMED[section], dict(given)
     if section == "algorithm" and "parts" in settings:
         return {"parts": _parts(settings, where)}
-    common = {"init": settings.pop("init", None)} if section == "model" else {}
-    if common.get("init") is not None and not isinstance(common["init"], str):
-        raise ConfigError("model.init must be the path of a .safetensors file")
+    common = _common(section, settings, where)
     name = settings.pop("name", Config.model_fields[section].default["name"])
     return {"name": name, **common, **_validated(registry, name, settings, (section,), where, tuple(common))}
+
+
+def _common(section: str, settings: dict[str, Any], where: dict[tuple[Any, ...], str]) -> dict[str, Any]:
+    """The keys that every builder of the section has, taken out of its settings."""
+    if section not in COMMON:
+        return {}
+    keys = COMMON[section].model_fields
+    try:
+        return COMMON[section].model_validate({k: settings.pop(k) for k in keys if k in settings}).model_dump()
+    except ValidationError as e:
+        raise ConfigError(_explain(e.errors()[0], (section,), COMMON[section], where)) from None
 
 
 def _parts(settings: dict[str, Any], where: dict[tuple[Any, ...], str]) -> list[dict[str, Any]]:
@@ -118,9 +151,13 @@ def _validated(
     if not isinstance(name, str) or not isinstance(settings, dict):
         raise ConfigError(f"{_dotted(path)}: expected a name and a mapping of settings, in {_source(path, where)}")
     try:
+        if taken := sorted(registry.schema(name).model_fields.keys() & set(also)):
+            raise BadBuilder(
+                f"{name}: its keyword {taken[0]!r} has to have another name; {path[0]}.{taken[0]} is taken"
+            )
         return registry.validate(name, settings)
-    except UnknownName as e:
-        raise ConfigError(f"{_dotted(path)}: {e} (set in {_source((*path, 'name'), where)})") from None
+    except (UnknownName, BadImport, BadBuilder) as e:
+        raise ConfigError(f"{_dotted(path)}: {e} (set in {_source((*path, 'name'), where)})") from e
     except ValidationError as e:
         raise ConfigError(_explain(e.errors()[0], path, registry.schema(name), where, ("name", *also))) from None
 
@@ -133,7 +170,7 @@ def _cross_check(config: Config) -> None:
         raise ConfigError(f"local.batch_size must be full, or from 1 to {MOST:,}, not {config.local.batch_size}")
     try:
         build(config.algorithm)
-    except Clash as e:
+    except (Clash, BadBuilder) as e:
         raise ConfigError(f"algorithm: {e}") from None
     given = schedule(config)
     fewest = c.per_round if given is None else min(map(len, given))

@@ -109,16 +109,32 @@ class Monitor(Strict):
     wandb: Wandb = Wandb()
 
 
+class Weights(Strict):
+    """Keys of `model` beside its builder's settings."""
+
+    init: Annotated[str | None, key("a .safetensors file with every parameter by name, to start from")] = None
+    pretrained: Annotated[
+        str | None, key("a .safetensors file: what it shares with the model by name and shape is taken over")
+    ] = None
+    train: Annotated[
+        list[str] | None,
+        key("names of the parameters to train, with * for any text; the others stay as they are and are never sent"),
+    ] = None
+
+
+COMMON: dict[str, type[Strict]] = {"model": Weights}
+"""Keys of a section that are there whichever builder is named."""
+
+
 class Config(Strict):
     seed: Annotated[int, key("source of all randomness", ge=0)] = 0
     rounds: Annotated[int, key("communication rounds; a run may be resumed with more", ge=1, le=10**9)] = 500
     run: Run = Run()
+    task: Annotated[dict[str, Any], key("what is learnt and measured")] = {"name": "classification"}
     data: Annotated[dict[str, Any], key("data set and its settings")] = {"name": "digits"}
     augment: Annotated[dict[str, Any], key("augmentation of training batches")] = {"name": "none"}
     partition: Annotated[dict[str, Any], key("how the training data is split over the clients")] = {"name": "dirichlet"}
-    model: Annotated[dict[str, Any], key("model and its settings; init: a .safetensors file of parameters")] = {
-        "name": "cnn"
-    }
+    model: Annotated[dict[str, Any], key("model and its settings, beside init, pretrained and train")] = {"name": "cnn"}
     clients: Clients = Clients()
     algorithm: Annotated[dict[str, Any], key("algorithm and its hyper-parameters, or {parts: [...]}")] = {
         "name": "fedavg"

@@ -1,25 +1,64 @@
 """What `--help` says of the configuration: every key with type, default and one line."""
 
+import inspect
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from fl_dist.config.loading import NAMED
-from fl_dist.config.schema import Config
+from fl_dist.common.registry import Registry
+from fl_dist.config.arguments import divide, look_around
+from fl_dist.config.loading import NAMED, merged
+from fl_dist.config.schema import COMMON, Config
 from fl_dist.core import parts
 
 
-def help_lines() -> Iterator[str]:
+def help_lines(words: Sequence[str] = ()) -> Iterator[str]:
+    """Every key; if a command line names builders, theirs."""
+    named = _named(words) if words else []
+    for section, registry, name in named:
+        yield from _builder(section, registry, name)
+    if not named:
+        yield from _everything()
+
+
+def _named(words: Sequence[str]) -> list[tuple[str, Registry[Any], str]]:
+    path, overrides = divide(words)
+    look_around(path)
+    raw, _ = merged(path, overrides)
+    found = []
+    for section, registry in NAMED.items():
+        given = raw.get(section, {})
+        given = {"name": given} if isinstance(given, str) else given
+        found += [(section, registry, given["name"])] if isinstance(given, dict) and "name" in given else []
+        chain = given.get("parts", []) if section == "algorithm" and isinstance(given, dict) else []
+        found += [("", parts, part if isinstance(part, str) else next(iter(part))) for part in chain]
+    return found
+
+
+def _builder(section: str, registry: Registry[Any], name: str) -> Iterator[str]:
+    described = (inspect.getdoc(registry[name]) or "").split("\n")[0]
+    yield f"{section}.name={name}   {described}".rstrip() if section else f"part {name}   {described}".rstrip()
+    prefix = f"{section}." if section else ""
+    yield from _section(registry.schema(name), prefix, indent="  ")
+    if section in COMMON:
+        yield from _section(COMMON[section], prefix, indent="  ")
+
+
+def _everything() -> Iterator[str]:
     yield from _section(Config, "")
     for section, registry in NAMED.items():
         for name in registry:
             yield f"{section}.name={name}"
             yield from _section(registry.schema(name), f"{section}.", indent="  ")
+        if section in COMMON:
+            yield f"{section}, whatever its name"
+            yield from _section(COMMON[section], f"{section}.", indent="  ")
+        yield f"{section}.name=<module>:<name>   your own; --help {section}=<module>:<name> shows its settings"
     yield "algorithm.parts=[{<part>: {<settings>}}, ...], innermost first, of:"
     for name in parts:
         yield f"  {name}"

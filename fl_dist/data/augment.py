@@ -15,7 +15,7 @@ from fl_dist.common.registry import Registry
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
-augmentations: Registry[Augmentation] = Registry("augmentation")
+augmentations: Registry[Augmentation] = Registry("augmentation", Callable)
 
 
 @augmentations.register

@@ -12,28 +12,49 @@ from fl_dist.common.registry import Registry
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test rows: uint8 images [n, C, H, W] or float features, with int64 labels."""
+    """Training and test rows, and what is to be learnt of them."""
 
     x_train: Tensor
+    """uint8 images [n, C, H, W], features of floating point, or tokens and other ids of any integer type but uint8."""
     y_train: Tensor
+    """int64 labels [n], targets of floating point [n] or [n, k], or what else the task takes; [n, 0]: none."""
     x_test: Tensor
     y_test: Tensor
-    classes: int
-    mean: tuple[float, ...] = ()  # per channel, of x/255 for uint8; empty: not normalised
+    classes: int = 0
+    """Labels are 0 to classes - 1; 0: no labels."""
+    mean: tuple[float, ...] = ()
+    """A channel (of x/255 for uint8); empty: not normalised."""
     std: tuple[float, ...] = ()
-    client: np.ndarray | None = None  # client id of each training row, if the data set brings one
+    client: np.ndarray | None = None
+    """Client id of each training row, if the data set brings one."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one row."""
         return tuple(self.x_train.shape[1:])
 
+    @property
+    def is_real(self) -> bool:
+        """Whether a model is given numbers that can be scaled and shifted, not ids."""
+        return is_real(self.x_train)
 
-datasets: Registry[Dataset] = Registry("data set")
+
+datasets: Registry[Dataset] = Registry("data set", Dataset)
+
+
+def is_real(x: Tensor) -> bool:
+    return x.dtype == torch.uint8 or x.is_floating_point()
+
+
+def labels_of(targets: np.ndarray) -> np.ndarray | None:
+    """The class of each row, if that is what the targets are."""
+    return targets if targets.ndim == 1 and targets.dtype.kind in "iu" else None
 
 
 def normalise(x: Tensor, dataset: Dataset, dtype: torch.dtype) -> Tensor:
-    """Raw rows as model input: uint8 over 255, then minus the mean, over the standard deviation."""
+    """Raw rows as model input: uint8 over 255, then minus the mean, over the standard deviation; ids as int64."""
+    if not is_real(x):
+        return x.long()
     work = torch.float64 if dtype == torch.float64 else torch.float32
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
     shift = tuple(unit * m for m in dataset.mean) or (0.0,)

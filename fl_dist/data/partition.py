@@ -1,6 +1,7 @@
 """How training rows are divided among clients: index arrays from labels and a seed.
 
-A builder takes labels, the number of clients, a random generator and the client ids that came with the data.
+A builder takes what it needs of: `labels` (the class of each row), `targets` (what is to be learnt, of any kind),
+`rows` (their number), `clients` (how many), `rng`, and `given` (the client ids that came with the data, or None).
 """
 
 from collections.abc import Callable
@@ -12,37 +13,49 @@ from pydantic import Field
 
 from fl_dist.common.registry import Registry
 from fl_dist.data import dirichlet as draw
+from fl_dist.data.dataset import labels_of
 
 Parts = list[np.ndarray]
 
-partitions: Registry[Parts] = Registry("partition")
+partitions: Registry[Parts] = Registry(
+    "partition", list, supplied=("labels", "targets", "rows", "clients", "rng", "given")
+)
 
 STREAM = 0x5EED  # sets the draws of the partition apart from everything else that uses the seed
 
 
 def split(
-    name: str, settings: dict[str, Any], labels: np.ndarray, clients: int, seed: int, given: np.ndarray | None
+    name: str, settings: dict[str, Any], targets: np.ndarray, clients: int, seed: int, given: np.ndarray | None
 ) -> Parts:
     """The training rows of each client, ascending: a pure function of its arguments."""
-    if clients > len(labels):
-        raise ValueError(f"{clients} clients cannot share {len(labels)} training rows; lower clients.total")
+    rows, labels = len(targets), labels_of(targets)
+    if clients > rows:
+        raise ValueError(f"{clients} clients cannot share {rows} training rows; lower clients.total")
+    if labels is None and "labels" in partitions.takes(name):
+        raise ValueError(f"partition {name} divides rows by their class, and this data has none; choose iid or given")
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, STREAM])))
-    parts = [np.sort(part) for part in partitions.build(name, settings, labels, clients, rng, given)]
-    for client, part in enumerate(parts):
-        if not len(part):
-            raise ValueError(
-                f"partition {name} leaves client {client} without training rows; lower clients.total"
-                " or choose a more even partition"
-            )
-        assert part[0] >= 0 and part[-1] < len(labels), f"partition {name}: client {client} has unknown rows"
-    assert len(parts) == clients, f"partition {name} made {len(parts)} clients of {clients}"
-    return parts
+    supplied = {"labels": labels, "targets": targets, "rows": rows, "clients": clients, "rng": rng, "given": given}
+    parts = partitions.build(name, settings, **supplied)
+    if len(parts) != clients:
+        raise ValueError(f"partition {name} made {len(parts)} clients of {clients}")
+    return [_checked(name, client, np.asarray(part), rows) for client, part in enumerate(parts)]
+
+
+def _checked(name: str, client: int, part: np.ndarray, rows: int) -> np.ndarray:
+    if part.ndim != 1 or not part.size:
+        raise ValueError(
+            f"partition {name} leaves client {client} without training rows; lower clients.total"
+            " or choose a more even partition"
+        )
+    if part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= rows:
+        raise ValueError(f"partition {name} gives client {client} rows that are not among 0 to {rows - 1}")
+    return np.sort(part)
 
 
 @partitions.register
-def iid(labels: np.ndarray, clients: int, rng: np.random.Generator, given: np.ndarray | None) -> Parts:
+def iid(rows: int, clients: int, rng: np.random.Generator) -> Parts:
     """Equal random parts; sizes differ by at most one."""
-    return np.array_split(rng.permutation(len(labels)), clients)
+    return np.array_split(rng.permutation(rows), clients)
 
 
 @partitions.register
@@ -50,7 +63,6 @@ def dirichlet(
     labels: np.ndarray,
     clients: int,
     rng: np.random.Generator,
-    given: np.ndarray | None,
     *,
     alpha: Annotated[
         float,
@@ -88,7 +100,6 @@ def shards(
     labels: np.ndarray,
     clients: int,
     rng: np.random.Generator,
-    given: np.ndarray | None,
     *,
     per_client: Annotated[int, Field(ge=1, description="shards, of one class each, that a client gets")] = 2,
 ) -> Parts:
@@ -115,7 +126,7 @@ def shards(
 
 
 @partitions.register
-def given(labels: np.ndarray, clients: int, rng: np.random.Generator, given: np.ndarray | None) -> Parts:
+def given(clients: int, given: np.ndarray | None) -> Parts:
     """The client ids that come with the data."""
     if given is None:
         raise ValueError("partition given: the data set brings no client ids; choose another partition")

@@ -2,21 +2,23 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
+from fl_dist.common.contract import Mistake, what
 from fl_dist.common.randomness import seed_global, torch_generator, torch_seed
+from fl_dist.common.words import nearest
 from fl_dist.config import Local
-from fl_dist.core import Algorithm, Batch, Round, Vars
+from fl_dist.core import Algorithm, Batch, Round, Seen, Vars
 from fl_dist.data import Dataset, normalise
 from fl_dist.engine.flat import Flat
 from fl_dist.engine.uplink import REMEDY
+from fl_dist.tasks import Task
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bf16": torch.float32}
 
@@ -30,11 +32,19 @@ class ClientFailure(RuntimeError):
 class Samples:
     """The training data on the device, and which rows are whose."""
 
-    def __init__(self, dataset: Dataset, rows: list[np.ndarray], augment: Augment, local: Local, device: torch.device):
-        self.dataset, self.augment, self.local = dataset, augment, local
+    def __init__(
+        self,
+        dataset: Dataset,
+        task: Task,
+        rows: list[np.ndarray],
+        augment: Augment,
+        local: Local,
+        device: torch.device,
+    ):
+        self.dataset, self.task, self.augment, self.local = dataset, task, augment, local
         self.dtype = DTYPES[local.precision]
-        self.x = _place(dataset.x_train, device, self.dtype)
-        self.y = dataset.y_train.to(device)
+        self.x = place(dataset.x_train, device, self.dtype)
+        self.y = place(dataset.y_train, device, self.dtype)
         self.rows = [torch.from_numpy(np.ascontiguousarray(r, dtype=np.int64)) for r in rows]
 
     def count(self, client: int) -> int:
@@ -60,13 +70,13 @@ class Samples:
             shuffled = rows if size == len(rows) else rows[torch.randperm(len(rows), generator=order)]
             for piece in shuffled.split(size):
                 x, y = self._take(piece)
-                yield normalise(self.augment(x, noise), self.dataset, self.dtype), y
+                yield self.task.batch(normalise(self.augment(x, noise), self.dataset, self.dtype), y)
 
     def plain(self, client: int) -> Iterator[Batch]:
         """The client's data once, in order, without augmentation."""
         for piece in self.rows[client].split(self.batch_size(client)):
             x, y = self._take(piece)
-            yield normalise(x, self.dataset, self.dtype), y
+            yield self.task.batch(normalise(x, self.dataset, self.dtype), y)
 
 
 @dataclass
@@ -98,33 +108,35 @@ class LocalTraining:
         deadline: float | None = None,
     ):
         self.model, self.twin, self.algorithm, self.samples = model, twin, algorithm, samples
-        self.local, self.seed, self.deadline = local, seed, deadline
+        self.task, self.local, self.seed, self.deadline = samples.task, local, seed, deadline
         self.gradient = torch.zeros_like(model.vector)
         self._gradient_views = model.views(self.gradient)
         self.delta = torch.zeros_like(model.vector)
         self.buffers = model.buffers.new()
         self.forwards = self.backwards = 0
-        model.module.train()
+        self._taps = {id(flat): Taps(flat.module, algorithm.layers) for flat in (model, twin)}
+        model.train()
         twin.module.eval()
         self._momentum: list[Tensor | None] = [None]
 
     def run(self, client: int, s: Vars, buffers: Tensor, state: Vars, r: Round) -> Trained:
         """Train from the received `s`; `state` is changed in place and returned without its passing variables."""
         self._began, self.forwards, self.backwards = time.perf_counter(), 0, 0
+        kinds = {name: (tuple(v.shape), v.dtype) for name, v in vars(state).items()}
         self._start(client, s, buffers, r)
         self.algorithm.begin(s, state, r, lambda: self._full_gradient(client, s))
         loss = self._steps(client, s, state, r)
         if not math.isfinite(loss):
             raise ClientFailure(f"training diverged, its loss is not finite; {REMEDY}")
         torch.sub(self.model.vector, s.x, out=self.delta)
-        finished = self.algorithm.finish(self.delta, s, state, r)
-        sent = {name: v if isinstance(v, tuple) else (v, 1.0) for name, v in finished.items()}
+        sent = self.algorithm.finish(self.delta, s, state, r)
         vectors = len({id(t) for t, _ in sent.values() if t.dim()} | {id(self.delta)})
         seconds = time.perf_counter() - self._began
         passes = (self.forwards, self.backwards)
         self.model.buffers.read(self.buffers).sub_(buffers)
-        kept = Vars(**{n: getattr(state, n).detach() for n in self.algorithm.client})
-        return Trained(self.delta, self.buffers, sent, vectors, kept, loss, seconds, passes)
+        return Trained(
+            self.delta, self.buffers, sent, vectors, self.algorithm.kept(state, kinds), loss, seconds, passes
+        )
 
     def _start(self, client: int, s: Vars, buffers: Tensor, r: Round) -> None:
         seed_global(torch_seed(self.seed, "dropout", r.index, client), self.model.vector.device)
@@ -136,9 +148,9 @@ class LocalTraining:
 
     def _steps(self, client: int, s: Vars, state: Vars, r: Round) -> float:
         w, total = self.model.vector, torch.zeros((), dtype=torch.float64, device=self.model.vector.device)
-        for batch in self.samples.batches(client, self.seed, r.index):
+        for number, batch in enumerate(self.samples.batches(client, self.seed, r.index)):
             grad = _BatchOracle(self, batch, s, state)
-            step = self.algorithm.oracle(grad, s, state, r)(w)
+            step = self.algorithm.oracle(grad, s, state, r, checked=number == 0)(w)
             self._descend(w, self._clip(step), r.lr)
             if grad.loss is not None:
                 total += grad.loss
@@ -148,6 +160,9 @@ class LocalTraining:
 
     def _descend(self, w: Tensor, step: Tensor, lr: float) -> None:
         """Weight decay, momentum and step in one pass. (The function: torch.optim's classes import a compiler.)"""
+        # The fused kernel does not look: another shape would end the interpreter.
+        if step.shape != w.shape or step.dtype != w.dtype or step.device != w.device:
+            raise Mistake(f"the direction of a local step became {what(step)}, not a vector like the model, {what(w)}")
         sgd(
             [w],
             [step],
@@ -166,18 +181,21 @@ class LocalTraining:
             return step
         return step.mul_(torch.clamp(self.local.clip / torch.linalg.vector_norm(step), max=1.0))
 
-    def logits(self, model: Flat, x: Tensor) -> Tensor:
+    def see(self, model: Flat, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The model's output for a batch, and that of the layers that parts name."""
         self.forwards += 1
+        taps, dtype = self._taps[id(model)], self.model.vector.dtype
         if self.local.precision != "bf16":
-            return model.module(x)
+            return model.module(x), taps.drained(dtype)
         with torch.autocast(x.device.type, torch.bfloat16):
-            return model.module(x).to(x.dtype)
+            return model.module(x).to(dtype), taps.drained(dtype)
 
     @torch.no_grad()
-    def teacher(self, weights: Tensor, x: Tensor) -> Tensor:
-        """Logits at other weights, in evaluation mode."""
+    def teacher(self, weights: Tensor, batch: Batch) -> Seen:
+        """What the model sees at other weights, in evaluation mode."""
         self.twin.bind(weights)
-        return self.logits(self.twin, x)
+        outputs, features = self.see(self.twin, batch[0])
+        return Seen(self.task.align(outputs, batch[1])[0], features)
 
     def backward(self, loss: Tensor) -> Tensor:
         """The gradient as a vector that the next call overwrites."""
@@ -188,16 +206,17 @@ class LocalTraining:
         return self.gradient
 
     def _full_gradient(self, client: int, s: Vars) -> Tensor:
-        total = torch.zeros_like(self.gradient)
+        total, count = torch.zeros_like(self.gradient), 0
         self.model.module.eval()
         try:
             for x, y in self.samples.plain(client):
-                g = self.backward(F.cross_entropy(self.logits(self.model, x), y))
-                total.add_(g, alpha=len(y) / self.samples.count(client))
+                outputs, y = self.task.align(self.see(self.model, x)[0], y)
+                total.add_(self.backward(self.task.loss(outputs, y)), alpha=len(y))
+                count += len(y)
         finally:
-            self.model.module.train()
+            self.model.train()
         self.forwards = self.backwards = 0
-        return total
+        return total.div_(max(1, count))
 
 
 class _BatchOracle:
@@ -205,7 +224,7 @@ class _BatchOracle:
 
     def __init__(self, training: LocalTraining, batch: Batch, s: Vars, state: Vars) -> None:
         self.training, self.batch, self.s, self.state = training, batch, s, state
-        self._taught: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._taught: list[tuple[Tensor, Tensor, Seen]] = []
         self.loss: Tensor | None = None
         """Without penalties, at the first point asked for."""
 
@@ -215,24 +234,50 @@ class _BatchOracle:
         kept = model.buffers.read(model.buffers.new()) if self.loss is not None and model.buffers.size else None
         model.bind(w)
         x = t.algorithm.inputs(x, self.state)
-        logits = t.logits(model, x)
-        loss = F.cross_entropy(logits, y)
+        outputs, features = t.see(model, x)
+        outputs, y = t.task.align(outputs, y)
+        loss = t.task.loss(outputs, y)
         if self.loss is None:
             self.loss = loss.detach()
-        gradient = t.backward(t.algorithm.penalise(loss, logits, (x, y), self.s, self.state, self._teach))
+        seen = Seen(outputs, features)
+        gradient = t.backward(t.algorithm.penalise(loss, seen, (x, y), self.s, self.state, self._teach))
         if kept is not None:
             model.buffers.write(kept)
         return gradient
 
-    def _teach(self, weights: Tensor, x: Tensor) -> Tensor:
-        """A teacher's logits, once for all the gradients taken on a batch."""
-        for asked, at, logits in self._taught:
+    def _teach(self, weights: Tensor, x: Tensor) -> Seen:
+        """What a teacher sees, once for all the gradients taken on a batch."""
+        for asked, at, seen in self._taught:
             if asked is weights and at is x:
-                return logits
-        self._taught.append((weights, x, self.training.teacher(weights, x)))
+                return seen
+        self._taught.append((weights, x, self.training.teacher(weights, (x, self.batch[1]))))
         return self._taught[-1][2]
 
 
-def _place(x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Images stay bytes on the device; features take the precision of training once."""
-    return x.to(device) if x.dtype == torch.uint8 else x.to(device, dtype)
+class Taps:
+    """Catch the outputs of named layers on their way."""
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        self._caught: dict[str, Tensor] = {}
+        layers = dict(module.named_modules())
+        for name in names:
+            if name not in layers:
+                raise ValueError(
+                    f"a part asks for the layer {name!r} of the model; {nearest(name, filter(None, layers))}"
+                )
+            layers[name].register_forward_hook(self._catch(name))
+
+    def _catch(self, name: str) -> Callable[..., None]:
+        def catch(module: nn.Module, inputs: object, output: Tensor) -> None:
+            self._caught[name] = output
+
+        return catch
+
+    def drained(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        caught, self._caught = self._caught, {}
+        return {name: output.to(dtype) for name, output in caught.items()}
+
+
+def place(rows: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Images stay bytes and ids ids on the device; features and targets take the precision of training once."""
+    return rows.to(device, dtype) if rows.is_floating_point() else rows.to(device)

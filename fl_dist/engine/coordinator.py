@@ -1,5 +1,6 @@
 """Rank 0 beside its server step: gives orders, evaluates, reports, decides on saves, ends the run."""
 
+import json
 import logging
 import os
 import time
@@ -16,14 +17,17 @@ from fl_dist.engine.server import Outcome, Server
 from fl_dist.engine.uplink import Uplink
 from fl_dist.engine.world import World
 from fl_dist.machine import faults
-from fl_dist.monitor.console import Console, summarise, summary_lines
+from fl_dist.monitor.console import Console
 from fl_dist.monitor.mirror import Mirror, open_mirror
+from fl_dist.monitor.summary import summarise, summary_lines
 from fl_dist.storage.checkpoint import NoCheckpoint, Save, read_server
-from fl_dist.storage.folder import METRICS, MODEL, RunFolder, write_atomically
+from fl_dist.storage.folder import METRICS, MODEL, SUMMARY, RunFolder, write_atomically
 from fl_dist.storage.metrics import MetricsFile, RowsLost
 from fl_dist.storage.saver import Chief, Saver
 
 log = logging.getLogger("fl_dist")
+UNTESTED: dict[str, Any] = {"test_loss": None, "test_accuracy": None}
+"""What a row says of its model on the test set if it was not evaluated, or if the task has no accuracy."""
 
 
 class NoCoordinator:
@@ -59,7 +63,7 @@ class Coordinator:
         self.rows = self.metrics.resume(done - 1, start.manifest.extra["rows"] if start else ())
         if start is not None:
             self._restore(start)
-        self.console = Console(world.config.rounds, done)
+        self.console = Console(world.config.rounds, done, world.task.headline)
         self.mirror: Mirror = open_mirror(world.config, folder.path)
         self._last_save = done
         assert saver.chief is not None
@@ -72,7 +76,8 @@ class Coordinator:
             setattr(self.server.vars, name, tensor.to(self.world.device))
         self.server.speeds.restore(extra["speeds"])
         # Whether the round counts as evaluated is decided anew: the run may have more rounds now.
-        self._pending = extra["row"] | {"test_loss": None, "test_accuracy": None}
+        row = {k: v for k, v in extra["row"].items() if not k.startswith("test_")}
+        self._pending = {"round": row["round"], **UNTESTED, **row}
 
     def order(self, index: int, cohort: list[int], home: dict[int, int], down: Downlink) -> None:
         """Fill the downlink: the model for round `index`, who runs whom, whether to save first or to stop."""
@@ -112,11 +117,12 @@ class Coordinator:
         self.clock.restart()
 
     def _row(self, outcome: Outcome) -> dict[str, Any]:
-        row: dict[str, Any] = {"round": outcome.index + 1, "test_loss": None, "test_accuracy": None}
+        row: dict[str, Any] = {"round": outcome.index + 1, **UNTESTED}
         facts = asdict(outcome)
         row |= {"train_loss": facts["train_loss"], "clients": len(outcome.survivors), "dropped": outcome.dropped}
         row |= {k: facts[k] for k in ("bytes_down", "bytes_up", "forwards", "backwards")}
-        row |= {"lr": self.world.config.lr(outcome.index), "seconds": self.clock.read(outcome.local_seconds)}
+        row |= {"lr": self.world.config.lr(outcome.index), "method": outcome.reports}
+        row |= {"seconds": self.clock.read(outcome.local_seconds)}
         return row
 
     def catch_up(self) -> None:
@@ -143,22 +149,29 @@ class Coordinator:
         """After the last round: the model, the summary."""
         self.catch_up()
         self.console.close()
-        self.saver.join()
         if self.stopping and self.rows[-1]["round"] < self.world.config.rounds:
             self.mirror.close({})
+            self._write_summary(finished=False)
             if self.chief.failure:
                 raise NoCheckpoint(f"interrupted, and the run could not be saved: {self.chief.failure}")
             self.console.say(f"interrupted after round {self.rows[-1]['round']}; start it again to resume")
             return
         self._write_model()
-        summary = summarise(self.rows, self.world.config.evaluate.last)
-        dropped = sum(len(r["dropped"]) for r in self.rows)
-        for line in summary_lines(summary, os.fspath(self.folder.path), dropped):
+        summary = self._write_summary(finished=True)
+        for line in summary_lines(summary, self.world.task.headline, os.fspath(self.folder.path)):
             self.console.say(line)
         self.mirror.close(summary)
         if self.chief.failed and not self.chief.made:
             raise NoCheckpoint(f"the model is written, but no checkpoint could be: {self.chief.failure}")
         self._write_last_rows()
+
+    def _write_summary(self, finished: bool) -> dict[str, Any]:
+        summary = summarise(self.rows, self.world.config.evaluate.last, self.world.task.headline, finished)
+        try:
+            write_atomically(self.folder.path / SUMMARY, json.dumps(summary, indent=1).encode())
+        except OSError as e:
+            log.warning("%s could not be written: %s; it follows from %s", SUMMARY, e.strerror, METRICS)
+        return summary
 
     def _write_last_rows(self) -> None:
         try:
@@ -169,6 +182,6 @@ class Coordinator:
 
     def _write_model(self) -> None:
         model = self.world.model
-        tensors = {n: t.cpu().contiguous().clone() for n, t in model.named(self.server.vars.x).items()}
-        tensors |= {n: t.cpu().contiguous().clone() for n, t in model.buffers.named(self.server.buffers).items()}
+        named = model.named(self.server.vars.x) | model.buffers.named(self.server.buffers) | model.frozen
+        tensors = {n: t.detach().cpu().contiguous().clone() for n, t in named.items()}
         write_atomically(self.folder.path / MODEL, save(tensors))

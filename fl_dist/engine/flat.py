@@ -15,11 +15,14 @@ COUNT = 2.0**20
 
 
 class Flat:
-    """A model bound to a vector; `bind` points the parameters at another one without copying."""
+    """A model bound to a vector of what is trained; `bind` points the parameters at another one without copying."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.params = list(module.parameters())
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not trained:
+            raise ValueError("the model has no parameter that is to be trained")
+        self.names, self.params = list(trained), list(trained.values())
         if len({p.dtype for p in self.params}) != 1:
             raise ValueError("the model's parameters must all have one dtype")
         first = self.params[0]
@@ -30,7 +33,24 @@ class Flat:
             view.copy_(p.detach())
         self._bound: Tensor | None = None
         self.bind(self.vector)
-        self.buffers = Buffers(module)
+        self._resting = {name: m for name, m in module.named_modules() if _rests(m)}
+        inside = {f"{name}.{b}" for name, m in self._resting.items() for b, _ in m.named_buffers(recurse=False)}
+        self.buffers = Buffers(module, first, inside)
+        everything = dict(module.named_parameters()) | {n: b for n, b in module.named_buffers() if n in inside}
+        self.frozen = {name: tensor.data for name, tensor in everything.items() if name not in trained}
+        """What is neither trained nor sent."""
+
+    def train(self) -> None:
+        """Training mode, but for what keeps statistics of layers that are not trained."""
+        self.module.train()
+        for module in self._resting.values():
+            module.eval()
+
+    def share_frozen(self, other: "Flat") -> None:
+        """Use the other's memory for what does not change."""
+        for name, tensor in dict(self.module.named_parameters()).items():
+            if name in other.frozen:
+                tensor.data = other.frozen[name]
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """The vector's pieces in the shapes of the parameters."""
@@ -55,19 +75,17 @@ class Flat:
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """Parameter name -> its piece of `vector`."""
-        names = [name for name, _ in self.module.named_parameters()]
-        return dict(zip(names, self.views(vector), strict=True))
+        return dict(zip(self.names, self.views(vector), strict=True))
 
 
 class Buffers:
     """The module's buffers (BatchNorm statistics) to and from one vector in the dtype of the parameters."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.items = [b for _, b in module.named_buffers()]
-        self.names = [n for n, _ in module.named_buffers()]
+    def __init__(self, module: nn.Module, like: Tensor, without: set[str]) -> None:
+        found = {name: buffer for name, buffer in module.named_buffers() if name not in without}
+        self.names, self.items = list(found), list(found.values())
         self.size = sum(b.numel() for b in self.items)
-        first = next(module.parameters())
-        self.dtype, self.device = first.dtype, first.device
+        self.dtype, self.device = like.dtype, like.device
 
     def _pieces(self, vector: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         start = 0
@@ -94,6 +112,12 @@ class Buffers:
             name: (piece if item.is_floating_point() else (piece * COUNT).round().to(item.dtype))
             for name, (item, piece) in zip(self.names, self._pieces(vector), strict=True)
         }
+
+
+def _rests(module: nn.Module) -> bool:
+    """A layer with statistics whose own parameters are all frozen: a BatchNorm that is used as it is."""
+    own = list(module.parameters(recurse=False))
+    return bool(own) and not any(p.requires_grad for p in own) and any(True for _ in module.buffers(recurse=False))
 
 
 def _layout(sizes: list[int], element_size: int) -> tuple[list[int], int]:

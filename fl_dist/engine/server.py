@@ -28,6 +28,8 @@ class Outcome:
     bytes_down: int
     bytes_up: int
     local_seconds: float
+    reports: dict[str, float]
+    """What the parts report."""
 
 
 class Server:
@@ -51,8 +53,8 @@ class Server:
         self._check_survivors(index, survivors, cohort)
         mean, update = self._means(survivors, up)
         update.mul_(self.world.config.server.lr)
-        self.world.algorithm.update(update, self.vars, mean, self.world.round(index, len(survivors)))
-        return self._outcome(index, cohort, survivors, reports, assignment)
+        told = self.world.algorithm.update(update, self.vars, mean, self.world.round(index, len(survivors)))
+        return self._outcome(index, cohort, survivors, reports, assignment, told)
 
     def _check_survivors(self, index: int, survivors: list[int], cohort: list[int]) -> None:
         least = self.world.config.clients.min_survivors
@@ -80,6 +82,7 @@ class Server:
         survivors: list[int],
         reports: dict[int, dict[str, float]],
         assignment: dict[int, int],
+        told: dict[str, float],
     ) -> Outcome:
         world, busy = self.world, dict.fromkeys(self._workers, 0.0)
         for client in survivors:
@@ -102,4 +105,5 @@ class Server:
             bytes_down=len(cohort) * (down * vector + rest),
             bytes_up=sum(int(reports[c]["vectors"]) * vector + rest for c in survivors),
             local_seconds=max(busy.values()),
+            reports=told,
         )

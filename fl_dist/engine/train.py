@@ -38,7 +38,7 @@ class Session:
 
     def __init__(self, world: World, comm: Comm, folder: RunFolder, start: Save | None, stop: StopRequest) -> None:
         self.world, self.comm, self.stop, self.clock = world, comm, stop, Clock()
-        self.saver = Saver(folder.checkpoints, comm, folder.record.id)
+        self.saver = Saver(folder.checkpoints, comm, folder.record.id, world.config.comm.timeout)
         self.coordinator: Coordinator | NoCoordinator = NoCoordinator()
         if comm.rank == 0:
             keep = world.config.checkpoint.keep
@@ -48,7 +48,9 @@ class Session:
         self.down = Downlink(world.published(), world.initial_buffers, world.largest, comm.device)
         self.assignment: dict[int, int] = {}
         reduce = world.config.comm.reduce
-        self.up = Uplink(world.upload_sizes(), world.largest, reduce, comm.device, world.least_weight)
+        self.up = Uplink(
+            world.upload_sizes(), world.largest, reduce, comm.device, world.least_weight, numbers=world.numbers()
+        )
 
     def round(self, index: int) -> bool:
         """One round; False if, instead, the server said that the run ends here."""
@@ -89,7 +91,7 @@ class Session:
             self.saver.start(index, clients, *self.coordinator.snapshot())
 
     def finish(self) -> None:
-        self.saver.join()
+        self.saver.finish()
         self.coordinator.finish()
 
 

@@ -5,17 +5,19 @@ bits however they are spread over workers. A client's weight does not depend on 
 out gives what a round without it would have given.
 
 A mean is off by at most 2**-RESOLUTION, and by its own rounding. One word of 64 bits is enough for that if the clients
-are not too unequal; if they are, a second word holds what the first rounds off.
+are not too unequal; if they are, a second word holds what the first rounds off. Numbers (counts of steps, distances)
+have two words always: whole and fraction.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-RANGE = 2.0**12
-"""Largest absolute value of an upload's entry that the fixed point holds."""
+RANGE, NUMBER_RANGE = 2.0**12, 2.0**36
+"""Largest absolute value of an upload's entry, and of a number, that the fixed point holds."""
 BITS = 50
 RESOLUTION = 40
 REMEDY = "lower local.lr or set local.clip"
@@ -29,6 +31,15 @@ class OutOfRange(ValueError):
     """A value that is not finite or does not fit the fixed point."""
 
 
+class Fixed(NamedTuple):
+    """Fixed point: units of 1/scale in the first word, of 1/(scale*second) in the second, if there is one."""
+
+    range: float
+    scale: float
+    second: float
+    words: int
+
+
 class Uplink:
     """Named sums of one round and a table of reports, one row a client of the cohort."""
 
@@ -40,18 +51,22 @@ class Uplink:
         device: torch.device,
         least: float = 1.0,
         signals: int = 1,
+        numbers: Collection[str] = (),
     ) -> None:
-        """`largest`: clients of a round at most; `least`: the smallest weight of a client."""
+        """`largest`: clients of a round at most; `least`: the smallest weight of a client; `numbers`: single ones."""
         self.exact = mode == "exact"
         spread = math.ceil(math.log2(largest))
-        self.scale, self._second = 2.0 ** (BITS - spread), 2.0 ** (BITS + 12 - spread)
+        scale = 2.0 ** (BITS - spread)
         # Each client rounds by half a unit; a mean of the lightest clients divides by their weight.
-        self.words = 2 if self.exact and least * self.scale < 2.0 ** (RESOLUTION - 1) else 1
+        words = 2 if least * scale < 2.0 ** (RESOLUTION - 1) else 1
+        vector = Fixed(RANGE, scale, 2.0 ** (BITS + 12 - spread), words if self.exact else 1)
+        number = Fixed(NUMBER_RANGE, 1.0, 2.0 ** (BITS + 12 - spread), 2 if self.exact else 1)
+        self.fixed = {name: number if name in numbers else vector for name in sizes}
         dtype = torch.int64 if self.exact else torch.float32
-        lengths = [*(self.words * n for n in sizes.values()), largest * len(REPORT), signals]
+        lengths = [*(self.fixed[name].words * n for name, n in sizes.items()), largest * len(REPORT), signals]
         self.buffer = torch.zeros(sum(lengths), dtype=dtype, device=device)
         *pieces, reports, self._signals = self.buffer.split(lengths)
-        self._sums = {name: piece.view(self.words, -1) for name, piece in zip(sizes, pieces, strict=True)}
+        self._sums = {n: piece.view(self.fixed[n].words, -1) for n, piece in zip(sizes, pieces, strict=True)}
         self._reports = reports.view(largest, len(REPORT))
         self._chunk = min(CHUNK[device.type], max(sizes.values()))
         self._real = torch.empty(self._chunk, dtype=torch.float64, device=device)
@@ -68,15 +83,15 @@ class Uplink:
         largest = max(abs(float(low)), abs(float(high))) * abs(factor)
         if not math.isfinite(largest):
             raise OutOfRange(f"training diverged, its {name} is not finite; {REMEDY}")
-        if self.exact and largest > RANGE:
+        if self.exact and largest > (most := self.fixed[name].range):
             raise OutOfRange(
-                f"its {name} has an entry of size {largest:.3g}, more than the {RANGE:g} that the exact reduce holds; "
+                f"its {name} has an entry of size {largest:.3g}, more than the {most:g} that the exact reduce holds; "
                 f"if training diverges, {REMEDY}"
             )
 
     def add(self, name: str, vector: Tensor, weight: float) -> None:
         """sum += weight * vector; the caller has checked the range."""
-        target, vector = self._sums[name], vector.reshape(-1)
+        target, vector, fixed = self._sums[name], vector.reshape(-1), self.fixed[name]
         if not self.exact:
             target[0].add_(vector, alpha=weight)
             return
@@ -84,12 +99,12 @@ class Uplink:
         for start in range(0, vector.numel(), self._chunk):
             piece = vector[start : start + self._chunk]
             real, whole = self._real[: piece.numel()], self._whole[: piece.numel()]
-            real.copy_(piece).mul_(weight * self.scale)
+            real.copy_(piece).mul_(weight * fixed.scale)
             first, *second = target[:, start : start + self._chunk]
             if second:
                 rounded = real.round()
                 first.add_(whole.copy_(rounded))
-                second[0].add_(whole.copy_(real.sub_(rounded).mul_(self._second).round_()))
+                second[0].add_(whole.copy_(real.sub_(rounded).mul_(fixed.second).round_()))
             else:
                 first.add_(whole.copy_(real.round_()))
 
@@ -110,7 +125,7 @@ class Uplink:
 
     def mean(self, name: str, weight: float, like: Tensor) -> Tensor:
         """The sum divided by the total weight, in the dtype of `like`."""
-        first, *rest = self._sums[name].to(torch.float64)
+        (first, *rest), fixed = self._sums[name].to(torch.float64), self.fixed[name]
         for second in rest:
-            first = first + second / self._second
-        return (first / (self.scale * weight if self.exact else weight)).to(like.dtype)
+            first = first + second / fixed.second
+        return (first / (fixed.scale * weight if self.exact else weight)).to(like.dtype)

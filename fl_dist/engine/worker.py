@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 
+from fl_dist.common.contract import Mistake
+from fl_dist.common.imports import origin
 from fl_dist.core import Round
 from fl_dist.engine.client import ClientFailure, LocalTraining, Trained
 from fl_dist.engine.downlink import Downlink
@@ -69,7 +71,8 @@ class Worker:
             except ClientFailure as failure:
                 if policy == "stop":
                     raise ClientFailure(f"{self.where}: {failure}") from failure
-                log.warning("%s, attempt %d: %s", self.where, attempt + 1, failure)
+                bug = failure.__cause__
+                log.warning("%s, attempt %d: %s", self.where, attempt + 1, failure, exc_info=bug)
         return None
 
     def _train(self, client: int, r: Round, down: Downlink, up: Uplink) -> Trained:
@@ -81,12 +84,12 @@ class Worker:
             up.check(BUFFERS, trained.buffers, 1.0)
             for name, (tensor, factor) in trained.sent.items():
                 up.check(name, tensor, factor)
-        except (ClientFailure, Lost, MemoryError, OSError, torch.OutOfMemoryError):
+        except (ClientFailure, Mistake, Lost, MemoryError, OSError, torch.OutOfMemoryError):
             raise
         except OutOfRange as e:
             raise ClientFailure(str(e)) from None
         except Exception as e:
-            raise ClientFailure(f"{type(e).__name__}: {e}") from e
+            raise ClientFailure(f"{type(e).__name__}: {e}{origin(e)}") from e
         return trained
 
     def _add(self, client: int, trained: Trained, up: Uplink) -> None:

@@ -1,6 +1,7 @@
 """Everything that a configuration means and that every rank builds alike: data, clients, model, algorithm."""
 
 import hashlib
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,18 +9,34 @@ import torch
 from torch import Tensor, nn
 
 from fl_dist.algorithms import build
+from fl_dist.common.contract import what
+from fl_dist.common.imports import origin, source_hash
 from fl_dist.common.randomness import seed_global, torch_seed
-from fl_dist.common.words import counted
-from fl_dist.config import Config, schedule
+from fl_dist.common.registry import BadBuilder
+from fl_dist.common.words import counted, message
+from fl_dist.config import Config, ConfigError, import_paths, schedule
 from fl_dist.core import Round, Vars
-from fl_dist.data import datasets
+from fl_dist.data import Dataset, datasets, labels_of, normalise
 from fl_dist.data.augment import augmentations
 from fl_dist.data.partition import split
 from fl_dist.engine import plan
 from fl_dist.engine.client import DTYPES, Samples
 from fl_dist.engine.flat import Flat
 from fl_dist.engine.state import Template
-from fl_dist.models import load_init, models
+from fl_dist.models import MadeFor, build_model
+from fl_dist.storage.folder import CODE
+from fl_dist.tasks import Task, tasks
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a reader of a run needs to know without its data."""
+
+    shape: list[int]
+    outputs: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    headline: dict[str, Any]
 
 
 class World:
@@ -28,15 +45,15 @@ class World:
         self.schedule = schedule(config)
         self.largest = plan.largest_cohort(config.clients, self.schedule)
         self.algorithm = build(config.algorithm)
-        self.dataset = datasets.build(config.data["name"], _settings(config.data))
-        self._check_finite()
-        labels, partition = self.dataset.y_train.numpy(), config.partition
-        rows = split(
-            partition["name"], _settings(partition), labels, config.clients.total, config.seed, self.dataset.client
-        )
+        self.task, self.dataset = build_task(config), build_data(config)
+        self._check_data()
         augment = augmentations.build(config.augment["name"], _settings(config.augment))
-        self.samples = Samples(self.dataset, rows, augment, config.local, device)
+        rows = build_clients(config, self.dataset)
+        self.samples = Samples(self.dataset, self.task, rows, augment, config.local, device)
+        self.made_for = MadeFor(self.dataset.shape, self.task.outputs(self.dataset))
         self.model, self.twin = Flat(self._module()), Flat(self._module())
+        self.twin.share_frozen(self.model)
+        self._try_model()
         self.initial = self.model.vector.clone()
         self.initial_buffers = self.model.buffers.read(self.model.buffers.new())
         self._is_weight = torch.zeros_like(self.initial, dtype=torch.bool)
@@ -48,17 +65,15 @@ class World:
         self.least_weight = min(counts) / self.most_samples if config.server.weighting == "samples" else 1.0
 
     def _module(self) -> nn.Module:
-        settings = _settings(self.config.model)
-        init = settings.pop("init", None)
         seed_global(torch_seed(self.config.seed, "model"), self.device)
-        module = models.build(self.config.model["name"], settings, self.dataset.shape, self.dataset.classes)
-        if init is not None:
-            load_init(module.to(DTYPES[self.config.local.precision]), init)
-        return module.to(self.device, DTYPES[self.config.local.precision])
+        dtype = DTYPES[self.config.local.precision]
+        return build_model(self.config.model, self.made_for, dtype).to(self.device)
 
-    def _check_finite(self) -> None:
+    def _check_data(self) -> None:
+        """That the data is what the task and the algorithm can use."""
+        self.task.check(self.dataset)
         precision = self.config.local.precision
-        for name in ("x_train", "x_test"):
+        for name in ("x_train", "x_test", "y_train", "y_test"):
             x: Tensor = getattr(self.dataset, name)
             # In the precision of training: 1e300 is infinite in float32. (A NaN is the least and the greatest value.)
             extremes = torch.stack(torch.aminmax(x)).to(DTYPES[precision]) if x.is_floating_point() else x[:0]
@@ -67,6 +82,36 @@ class World:
                     f"data {self.config.data['name']}: {name} holds values that are not finite in {precision};"
                     " scale, replace or remove them"
                 )
+        have = {"logits": self.task.logits, "real inputs": self.dataset.is_real}
+        for part in self.algorithm.parts:
+            for need in part.needs:
+                if not have[need]:
+                    who = f"the part {type(part).__name__.lower()} of this algorithm"
+                    raise ConfigError(f"{who} needs {LACKING[need].format(**self.config.model_dump())}")
+
+    @torch.no_grad()
+    def _try_model(self) -> None:
+        """Two rows through the model: whether it can take them, and gives what the task wants."""
+        self.twin.module.eval()
+        x = normalise(self.dataset.x_test[:2].to(self.device), self.dataset, self.samples.dtype)
+        x, y = self.task.batch(x, self.samples.y[:2][: len(x)])
+        name, asked = self.config.model["name"], f"rows of shape {list(x.shape[1:])}"
+        try:
+            outputs = self.twin.module(x)
+        except Exception as e:
+            raise BadBuilder(f"model {name} cannot take {asked}: {type(e).__name__}: {message(e)}{origin(e)}") from e
+        if not isinstance(outputs, Tensor):
+            raise BadBuilder(f"model {name} gave {what(outputs)} for {asked}; it has to give a tensor")
+        if outputs.shape[-1] != self.made_for.outputs or outputs.shape[:1] != x.shape[:1]:
+            wanted = f"{self.made_for.outputs} numbers for each, as task {self.config.task['name']} asks"
+            raise BadBuilder(f"model {name} gave shape {list(outputs.shape)} for {len(x)} {asked}, not {wanted}")
+        try:
+            self.task.loss(*self.task.align(outputs, y))
+        except Exception as e:
+            why = f"{type(e).__name__}: {message(e)}{origin(e)}"
+            raise BadBuilder(
+                f"task {self.config.task['name']} failed on outputs of shape {list(outputs.shape)}: {why}"
+            ) from e
 
     def _template(self) -> Template:
         r = self.round(0, 1)
@@ -75,28 +120,45 @@ class World:
 
     def describe(self) -> list[str]:
         """What the run is made of, in a few lines."""
-        data, y, rows = self.dataset, self.dataset.y_train.numpy(), self.samples.rows
+        data, rows = self.dataset, self.samples.rows
         shape = "x".join(map(str, data.shape))
-        sizes, kinds = [len(r) for r in rows], [len(np.unique(y[r.numpy()])) for r in rows]
+        labels = labels_of(data.y_train.numpy())
+        kinds = "" if labels is None else f" and {_span([len(np.unique(labels[r.numpy()])) for r in rows])} classes"
         return [
-            f"data {self.config.data['name']}: {len(y):,} training and {len(data.y_test):,} test rows of {shape}, "
-            f"{data.classes} classes",
-            f"{counted(len(rows), 'client')} by {self.config.partition['name']}: {_span(sizes)} rows and "
-            f"{_span(kinds)} classes each",
-            f"model {self.config.model['name']}: {self.model.count:,} parameters",
+            f"task {self.config.task['name']}",
+            f"data {self.config.data['name']}: {len(data.x_train):,} training and {len(data.x_test):,} test rows of "
+            f"{shape}" + (f", {data.classes} classes" if data.classes else ""),
+            f"{counted(len(rows), 'client')} by {self.config.partition['name']}: {_span([len(r) for r in rows])} rows"
+            f"{kinds} each",
+            f"model {self.config.model['name']}: {self.size()}",
             f"algorithm {self.config.algorithm.get('name', 'of parts')}: {self.algorithm.describe()}",
         ]
 
+    def size(self) -> str:
+        """The model's parameters, in words."""
+        frozen = sum(t.numel() for n, t in self.model.frozen.items() if n in dict(self.model.module.named_parameters()))
+        whole = self.model.count + frozen
+        part = f", {self.model.count:,} of them trained ({self.model.count / whole:.1%})" if frozen else ""
+        return f"{whole:,} parameters{part}"
+
+    def facts(self) -> Facts:
+        data = self.dataset
+        return Facts(
+            list(self.made_for.shape), self.made_for.outputs, data.mean, data.std, self.task.headline._asdict()
+        )
+
     def contents(self) -> dict[str, str]:
         """Hashes of what the run is made of beyond its configuration: files may change behind their names."""
-        data = self.dataset
+        data, frozen = self.dataset, self.model.frozen
         made = {
             "data": [data.x_train, data.y_train, data.x_test, data.y_test],
             "partition": [torch.cat(self.samples.rows), torch.tensor([len(rows) for rows in self.samples.rows])],
-            "model": [self.initial, self.initial_buffers],
+            "model": [self.initial, self.initial_buffers, *(frozen[name] for name in sorted(frozen))],
             "schedule": [torch.tensor(c) for c in self.schedule or []],
         }
-        return {name: hashed(tensors) for name, tensors in made.items()}
+        hashes = {name: hashed(tensors) for name, tensors in made.items()}
+        named = import_paths(self.config)
+        return hashes | ({CODE: source_hash(named)} if named else {})
 
     def cohort(self, index: int) -> list[int]:
         return plan.cohort(self.config.clients, self.schedule, self.config.seed, index)
@@ -118,7 +180,7 @@ class World:
             clients=self.config.clients.total,
             initial=self.initial,
             is_weight=self._is_weight,
-            channels=self.dataset.shape[0],
+            channels=self.dataset.shape[0] if self.dataset.shape else 1,
             steps=0 if client is None else self.samples.steps(client),
             samples=0 if client is None else self.samples.count(client),
         )
@@ -132,9 +194,31 @@ class World:
         """Tensors of the shapes that go down."""
         return self.algorithm.publish(self.algorithm.server_init(self.initial), self.round(0, 1))
 
+    def numbers(self) -> list[str]:
+        """The sums among them that are of single numbers."""
+        return [n for n, u in self.algorithm.uploads.items() if u.scalar]
+
 
 UPDATE, BUFFERS = "update", "buffers"
 HASHED = 1 << 30
+LACKING = {
+    "logits": "logits of classes, which the task {task[name]} does not have",
+    "real inputs": "numbers as inputs, and the data {data[name]} holds ids",
+}
+
+
+def build_task(config: Config) -> Task:
+    return tasks.build(config.task["name"], _settings(config.task))
+
+
+def build_data(config: Config) -> Dataset:
+    return datasets.build(config.data["name"], _settings(config.data))
+
+
+def build_clients(config: Config, data: Dataset) -> list[np.ndarray]:
+    """The training rows of each client."""
+    name, settings = config.partition["name"], _settings(config.partition)
+    return split(name, settings, data.y_train.numpy(), config.clients.total, config.seed, data.client)
 
 
 def hashed(tensors: list[Tensor]) -> str:

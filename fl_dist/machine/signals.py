@@ -29,7 +29,8 @@ class StopRequest:
     """Context: signals set `requested`. A thread listens, for the main one may be waiting for other ranks."""
 
     def __init__(self, grace: float) -> None:
-        self.grace, self.requested = grace, False
+        self.grace, self.requested, self.asked = grace, False, False
+        """`requested`: end soon; `asked`: that was so, though the run may have ended by itself since."""
         self._timer: threading.Timer | None = None
         self._active = threading.current_thread() is threading.main_thread()
 
@@ -65,7 +66,7 @@ class StopRequest:
     def _request(self, name: str) -> None:
         if self.requested:
             return
-        self.requested = True
+        self.requested = self.asked = True
         log.warning("%s received: the run ends after this round, or in %g s without it", name, self.grace)
         self._timer = threading.Timer(self.grace, self._abandon)
         self._timer.daemon = True

@@ -1,54 +1,35 @@
-"""Models, one file a family, and how one starts from a file of parameters."""
+"""Models, one file a family; weights.py says where their weights come from."""
 
-import os
-from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
-from fl_dist.common.paths import expand
-from fl_dist.common.words import shortened
 from fl_dist.models import cnn, mlp, vit  # noqa: F401  (importing a family registers it)
 from fl_dist.models.base import models
+from fl_dist.models.weights import choose_trained, load_init, load_pretrained
 
-__all__ = ["load_init", "models"]
-
-
-def load_init(module: nn.Module, path: str | Path) -> None:
-    """Copy parameters by name from a .safetensors file into the module; buffers too, if the file has them."""
-    tensors = _read(expand(path))
-    parameters = dict(module.named_parameters())
-    known = parameters | dict(module.named_buffers())
-    _check_names(path, missing=parameters.keys() - tensors, unexpected=tensors.keys() - known)
-    for name, tensor in tensors.items():
-        if tensor.shape != known[name].shape:
-            raise ValueError(
-                f"model.init {path}: {name} has shape {list(tensor.shape)}, in the model"
-                f" {list(known[name].shape)}; set model to the one the file was made for"
-            )
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            known[name].copy_(tensor)
+__all__ = ["MadeFor", "build_model", "load_init", "models"]
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    if not os.path.isfile(path):
-        raise ValueError(f"model.init {shortened(path)} does not exist; set it to a .safetensors file, or to null")
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"model.init {path} is not a readable .safetensors file ({reason}); save it again") from None
+class MadeFor(NamedTuple):
+    """What a model has to fit."""
+
+    shape: tuple[int, ...]
+    """Of one row of the data."""
+    outputs: int
 
 
-def _check_names(path: str | Path, missing: set[str], unexpected: set[str]) -> None:
-    if missing or unexpected:
-        parts = [f"{kind} {_some(names)}" for kind, names in (("lacks", missing), ("has unknown", unexpected)) if names]
-        raise ValueError(f"model.init {path} {' and '.join(parts)}; set model to the one the file was made for")
-
-
-def _some(names: set[str], most: int = 5) -> str:
-    shown = [repr(name) for name in sorted(names)[:most]]
-    return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
+def build_model(section: dict[str, Any], fit: MadeFor, dtype: torch.dtype) -> nn.Module:
+    """The model of a configuration's section, with its first weights; frozen is what is not trained."""
+    settings = dict(section)
+    name, init, pretrained, train = (settings.pop(key, None) for key in ("name", "init", "pretrained", "train"))
+    supplied = {"shape": fit.shape, "outputs": fit.outputs, "classes": fit.outputs}
+    module = models.build(name, settings, **supplied).to(dtype)
+    if pretrained is not None:
+        load_pretrained(module, pretrained)
+    if init is not None:
+        load_init(module, init)
+    if train is not None:
+        choose_trained(module, train)
+    return module

@@ -4,5 +4,6 @@ from torch import nn
 
 from fl_dist.common.registry import Registry
 
-# A builder takes the shape of one input row and the number of classes; its module returns logits.
-models: Registry[nn.Module] = Registry("model")
+# `outputs` is how many numbers the module has to give for a row (classes, targets) or a token (the vocabulary);
+# `classes` is the same number under the name that a classifier would use.
+models: Registry[nn.Module] = Registry("model", nn.Module, supplied=("shape", "outputs", "classes"))

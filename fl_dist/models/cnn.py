@@ -12,7 +12,7 @@ GROUPS = 2  # of GroupNorm, as in the papers' ResNets
 
 
 class CNN(nn.Module):
-    def __init__(self, shape: tuple[int, ...], classes: int, norm: str, dropout: float) -> None:
+    def __init__(self, shape: tuple[int, ...], outputs: int, norm: str, dropout: float) -> None:
         super().__init__()
         channels, height, width = shape
         self.conv1 = nn.Conv2d(channels, 32, 5, padding=2)
@@ -21,7 +21,7 @@ class CNN(nn.Module):
         self.norm2 = _norm(norm, 64)
         self.fc1 = nn.Linear(64 * (height // 4) * (width // 4), 512)
         self.dropout = nn.Dropout(dropout)
-        self.fc2 = nn.Linear(512, classes)
+        self.fc2 = nn.Linear(512, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
@@ -38,7 +38,7 @@ def _norm(norm: str, channels: int) -> nn.Module:
 @models.register
 def cnn(
     shape: tuple[int, ...],
-    classes: int,
+    outputs: int,
     *,
     norm: Annotated[
         Literal["none", "batch", "group"], Field(description="normalisation after each convolution")
@@ -48,4 +48,4 @@ def cnn(
     """McMahan's CNN for images of any size from 4x4; 2,156,490 parameters for 3x32x32 and 10 classes."""
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise ValueError(f"model cnn needs images [C, H, W] of at least 4x4, not {list(shape)}; use model mlp")
-    return CNN(shape, classes, norm, dropout)
+    return CNN(shape, outputs, norm, dropout)

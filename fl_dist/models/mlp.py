@@ -27,7 +27,7 @@ class MLP(nn.Module):
 @models.register
 def mlp(
     shape: tuple[int, ...],
-    classes: int,
+    outputs: int,
     *,
     hidden: Annotated[
         list[Annotated[int, Field(ge=1, le=10**6)]],
@@ -36,4 +36,4 @@ def mlp(
     activation: Annotated[Literal["tanh", "relu"], Field(description="after each hidden layer")] = "tanh",
 ) -> nn.Module:
     """A fully connected network on the flattened input; parameters layers.0.weight, layers.0.bias, ..."""
-    return MLP([math.prod(shape), *hidden, classes], activation)
+    return MLP([math.prod(shape), *hidden, outputs], activation)

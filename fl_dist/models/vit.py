@@ -36,14 +36,14 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
         super().__init__()
         channels, height, width = shape
         self.embed = nn.Linear(channels * PATCH * PATCH, DIM)
         self.position = nn.Parameter(torch.randn(height * width // PATCH**2, DIM))
         self.blocks = nn.Sequential(*(Block() for _ in range(BLOCKS)))
         self.norm = nn.LayerNorm(DIM)
-        self.coordinator = nn.Linear(DIM, classes)
+        self.coordinator = nn.Linear(DIM, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(self.embed(patches(x)) + self.position)
@@ -58,11 +58,11 @@ def patches(x: Tensor) -> Tensor:
 
 
 @models.register
-def vit_cifar(shape: tuple[int, ...], classes: int) -> nn.Module:
+def vit_cifar(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """A transformer of two blocks on 4x4 patches; 1,825,162 parameters for 3x32x32 and 10 classes."""
     if len(shape) != 3 or shape[1] % PATCH or shape[2] % PATCH:
         raise ValueError(
             f"model vit_cifar needs images [C, H, W] with H and W multiples of {PATCH}, not {list(shape)};"
             " use model mlp"
         )
-    return ViT(shape, classes)
+    return ViT(shape, outputs)

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import io
 import json
+import logging
 import os
 import random
 import secrets
@@ -20,7 +21,10 @@ from fl_dist.common.words import shortened
 from fl_dist.config import Config, differences, dump
 
 MODEL, CONFIG, METRICS, CHECKPOINT = "model.safetensors", "config.yaml", "metrics.jsonl", "checkpoint"
-RECORD, LOCK = "run.json", "lock"
+RECORD, LOCK, SUMMARY = "run.json", "lock", "summary.json"
+CODE = "code"
+"""Among the contents of a run: the hash of the user's own source files."""
+log = logging.getLogger("fl_dist")
 PATIENCE = 10.0
 """Seconds in which those who only look at a lock let go of it."""
 
@@ -34,6 +38,8 @@ class Record:
     """What its inputs held, as hashes."""
     saved: bool = False
     """Whether it has ever made a whole save."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What a reader needs to know of the run without its data: shapes, normalisation, by what it is judged."""
 
 
 class FolderInUse(ConfigError):
@@ -145,7 +151,7 @@ class RunFolder:
             self._remember()
             self._record(config)
             return False
-        self.record = self._remembered()
+        self.record = self.remembered()
         changed = differences(recorded, dump(config))
         if changed:
             shown = "; ".join(changed[:5]) + ("; ..." if len(changed) > 5 else "")
@@ -167,16 +173,21 @@ class RunFolder:
                 "or choose another run.dir"
             )
 
-    def compare_contents(self, contents: dict[str, str]) -> None:
-        """What the inputs hold now must be what they held when the run began."""
+    def compare_contents(self, contents: dict[str, str], facts: dict[str, Any]) -> None:
+        """What the inputs hold now must be what they held when the run began; of other code it is enough to warn."""
         changed = [name for name, told in self.record.contents.items() if contents.get(name) != told]
+        if CODE in changed:
+            changed.remove(CODE)
+            log.warning(
+                "your own source files have changed since this run began; the rounds from here on are the new ones'"
+            )
         if changed:
             raise ConfigError(
                 f"the run in {self.path} began with another {' and '.join(changed)} than there is now: "
                 "put the old files back, or choose another run.dir"
             )
         if not self.record.contents:
-            self.record.contents = contents
+            self.record.contents, self.record.facts = contents, facts
             self._remember()
 
     def mark_saved(self) -> None:
@@ -187,13 +198,25 @@ class RunFolder:
     def _remember(self) -> None:
         write_atomically(self.path / RECORD, json.dumps(asdict(self.record), indent=1).encode())
 
-    def _remembered(self) -> Record:
+    def remembered(self) -> Record:
+        """What the folder holds of it."""
         try:
             return Record(**json.loads((self.path / RECORD).read_bytes()))
         except (OSError, ValueError, TypeError) as e:
             raise ConfigError(
                 f"{self.path / RECORD} is missing or damaged ({e}): put it back, or choose another run.dir"
             ) from None
+
+    def facts(self) -> dict[str, Any]:
+        """What the run remembers of itself for readers; nothing before it has begun."""
+        return self.remembered().facts if (self.path / RECORD).exists() else {}
+
+    def rounds(self) -> int:
+        """How many the run is to have."""
+        recorded = self._recorded()
+        if not recorded:
+            raise ConfigError(f"{self.path} is no run: it has no {CONFIG}")
+        return recorded["rounds"]
 
     def extend(self, config: Config) -> None:
         """Make room for more rounds, if there are more now: the model so far of a finished run keeps another name."""

@@ -4,6 +4,7 @@ The fate of a save is known to rank 0 and told to all with the next round's orde
 whatever reason and on whichever rank, are unsaved again on every rank.
 """
 
+import contextlib
 import itertools
 import json
 import logging
@@ -30,17 +31,20 @@ PATROL = 8
 CARRIED = "clients-carried.pack"
 VOICE = 30.0
 """Seconds after which a save that waits for a rank says so."""
+BEAT, SILENCE = 0.5, 20.0
+"""At the end of a run: seconds between two signs of life of a rank that saves, and after which one without is lost."""
 
 
 class Saver:
     """This rank's part of a save: one thread at a time that writes what the rank holds."""
 
-    def __init__(self, root: Path, comm: Comm, run: str) -> None:
-        self.root, self.comm, self.run = root, comm, run
+    def __init__(self, root: Path, comm: Comm, run: str, timeout: float) -> None:
+        self.root, self.comm, self.run, self._silence = root, comm, run, min(timeout, SILENCE)
         self.chief: Chief | None = None
         """On rank 0: completes the saves of all ranks."""
         self._thread: threading.Thread | None = None
         self._abandoned = threading.Event()
+        self._beats, self._finishing = itertools.count(), False
 
     @property
     def busy(self) -> bool:
@@ -48,13 +52,27 @@ class Saver:
 
     def start(self, round_: int, clients: dict[int, Tensors], server: Tensors | None, extra: dict[str, Any]) -> None:
         """Begin a save of what the arguments hold; nobody may write to these tensors any more."""
-        self.join()
+        self._join_aloud()
         self._thread = threading.Thread(target=self._run, args=(round_, clients, server, extra), daemon=True)
         self._thread.start()
 
     def join(self) -> None:
         if self._thread is not None:
             self._thread.join()
+
+    def finish(self) -> None:
+        """After the last round, in which the messages of rounds no longer tell whether a rank lives."""
+        self._finishing = True
+        self._join_aloud()
+
+    def _join_aloud(self) -> None:
+        """Wait for the thread, and meanwhile tell rank 0 that this rank lives."""
+        with contextlib.suppress(RuntimeError):  # rank 0 is gone, and with it the save
+            while self.busy:
+                self.comm.post(f"beat/{self.comm.rank}", str(next(self._beats)))
+                assert self._thread is not None
+                self._thread.join(BEAT)
+        self.join()
 
     def close(self) -> None:
         """End the thread, whatever it waits for: one left behind in the store would crash the interpreter's end."""
@@ -75,6 +93,8 @@ class Saver:
                 self.chief.complete(round_, [self._await(round_, r) for r in range(self.comm.size)], extra)
         except RuntimeError as e:
             log.info("the save of round %d was not completed: %s", round_, e)
+            if self.chief is not None:
+                self.chief.give_up(str(e))
 
     def _write(self, round_: int, clients: dict[int, Tensors], server: Tensors | None, mine: dict[str, Any]) -> None:
         folder = self.root / folder_name(round_)
@@ -106,12 +126,19 @@ class Saver:
     def _await(self, round_: int, rank: int) -> dict[str, Any]:
         """What a rank says of its part, however long it takes: a slow disk is no failure, a lost rank ends the run."""
         key, began, told = f"save/{round_}/{rank}", time.monotonic(), VOICE
+        beat, heard = None, began
         while (text := self.comm.read(key)) is None:
             if self._abandoned.wait(0.01) or self.comm.read("failure"):
                 raise RuntimeError("the run ended before every rank had saved")
-            if time.monotonic() - began > told:
+            now = time.monotonic()
+            if now - began > told:
                 log.warning("the save of round %d waits for rank %d since %.0f s", round_, rank, told)
                 told *= 2
+            last = self.comm.read(f"beat/{rank}")
+            if last != beat or not self._finishing:
+                beat, heard = last, now
+            elif now - heard > self._silence:
+                raise RuntimeError(f"rank {rank} was lost while it saved")
         self.comm.forget(key)
         return json.loads(text)
 
@@ -156,6 +183,10 @@ class Chief:
             self.failed, self.failure = self.failed + 1, str(e) if errors else f"{_told(e)} ({self.root})"
             log.warning("the checkpoint of round %d could not be written: %s; training goes on", round_, self.failure)
         self._fate = (round_, not self.failure)
+
+    def give_up(self, reason: str) -> None:
+        """The save under way will never be whole."""
+        self.failed, self.failure = self.failed + 1, reason
 
     def take_fate(self) -> tuple[int, bool]:
         """The round of a save that was decided and whether it is whole, to be told once; (0, True) if there is none."""

@@ -1,0 +1,54 @@
+"""One command for everything: fl-dist COMMAND ..., or python -m fl_dist COMMAND ..."""
+
+from fl_dist.common import terminal
+
+if __name__ == "__main__":
+    terminal.prepare()  # here, for the imports below take seconds
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from fl_dist import __version__
+
+COMMANDS = {
+    "run": ("fl_dist.main", "train in this process, or as the rank that a launcher made of it"),
+    "local": ("launch.local", "start the ranks of one machine"),
+    "submit": ("launch.submit", "submit a run to Slurm, or run it here as Slurm would"),
+    "sweep": ("launch.sweep", "a grid or a list of runs, as a job array or here"),
+    "status": ("launch.status", "how far runs are"),
+    "sync": ("launch.sync", "upload offline W&B records"),
+    "algorithms": ("fl_dist.algorithms.__main__", "the table of all algorithms"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if argv[0] == "--version":
+        print(f"fl_dist {__version__}")
+        return 0
+    if argv[0] not in COMMANDS:
+        from fl_dist.common.words import nearest
+
+        terminal.complain(f"unknown command {argv[0]!r}; {nearest(argv[0], COMMANDS)}")
+        return 2
+    return importlib.import_module(COMMANDS[argv[0]][0]).main(argv[1:]) or 0
+
+
+def command() -> int:
+    """What the installed command calls."""
+    terminal.prepare()
+    return main()
+
+
+def usage() -> str:
+    lines = [f"  {name:<12} {meaning}" for name, (_, meaning) in COMMANDS.items()]
+    about = "Federated learning on clusters. `fl-dist COMMAND --help` says what a command takes."
+    return "\n".join(["usage: fl-dist COMMAND ...", "", about, "", *lines, "", "  --version"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

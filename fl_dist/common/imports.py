@@ -1,0 +1,120 @@
+"""What a user names as `module:name`: where it is looked for, how it is imported, what its source was."""
+
+import hashlib
+import importlib
+import os
+import sys
+import sysconfig
+import traceback
+import types
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from fl_dist.common.words import message, nearest
+
+SEPARATOR = ":"
+_OURS = Path(__file__).parents[1]
+_INSTALLED = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")}
+
+
+class BadImport(ValueError):
+    """Something that a user named cannot be had; an error of the user's own code is its cause."""
+
+
+def search_in(*folders: str | Path) -> None:
+    """Look for modules in these folders before all others, in this process and in those that it starts."""
+    own = list(dict.fromkeys(str(Path(folder).resolve()) for folder in folders))
+    sys.path[:] = [*own, *(entry for entry in sys.path if entry not in own)]
+    passed_on = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry not in own]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*own, *passed_on])
+
+
+def is_path(name: object) -> bool:
+    """Whether a name of the configuration is `module:name`, not one of the program's own."""
+    return isinstance(name, str) and SEPARATOR in name
+
+
+def imported(name: str) -> Callable[..., Any]:
+    """The function or class that `module:name` stands for."""
+    where, _, what = name.partition(SEPARATOR)
+    if not where or not what:
+        raise BadImport(f"{name!r} is not of the form module:name")
+    module = _module(where)
+    if not hasattr(module, what):
+        here = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        raise BadImport(f"{_file(module) or where} has no {what!r}; {nearest(what, here)}")
+    found = getattr(module, what)
+    if not callable(found):
+        raise BadImport(f"{name} is of type {type(found).__name__}, not a function or a class")
+    return found
+
+
+def _module(name: str) -> types.ModuleType:
+    importlib.invalidate_caches()  # the file may be younger than the last look into its folder
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as e:
+        missing = getattr(e, "name", None) if isinstance(e, ModuleNotFoundError) else None
+        if missing is not None and f"{name}.".startswith(f"{missing}."):
+            raise BadImport(
+                f"there is no module {missing!r} in the working folder {Path.cwd()}, in that of the configuration, "
+                "or among the installed packages"
+            ) from None
+        raise BadImport(f"importing {name} failed: {type(e).__name__}: {message(e)}{origin(e)}") from e
+
+
+def own_error(error: BaseException) -> BaseException | None:
+    """The first cause of an error, if it lies in the user's own files."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error if origin(error) else None
+
+
+def origin(error: BaseException) -> str:
+    """Where in the user's own files an error arose, as the end of a message; empty if it did not."""
+    lines = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        lines.append((Path(error.filename), error.lineno))
+    own = [(file, line) for file, line in lines if file.is_file() and _is_own(file.resolve())]
+    return f" ({own[-1][0].name}, line {own[-1][1]})" if own else ""
+
+
+def source_hash(names: Iterable[str]) -> str:
+    """SHA-256 of the files behind these names, and of the modules beside them that they use."""
+    digest = hashlib.sha256()
+    for name in sorted(names):
+        digest.update(name.encode())
+        for file in sorted(_sources(importlib.import_module(name.partition(SEPARATOR)[0]))):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _sources(module: types.ModuleType) -> set[Path]:
+    """The module's file and, if it is the user's own, those of the user's modules whose contents it uses."""
+    found: dict[Path, types.ModuleType] = {}
+    waiting = [module]
+    while waiting:
+        module = waiting.pop()
+        file = _file(module)
+        if file is None or file in found:
+            continue
+        found[file] = module
+        if _is_own(file):
+            used = (sys.modules.get(_home(value)) for value in list(vars(module).values()))
+            waiting += [other for other in used if other is not None and _is_own(_file(other))]
+    return set(found)
+
+
+def _home(value: Any) -> str:
+    """The module of something that a module holds."""
+    return value.__name__ if isinstance(value, types.ModuleType) else str(getattr(value, "__module__", ""))
+
+
+def _file(module: types.ModuleType) -> Path | None:
+    path = getattr(module, "__file__", None)
+    return Path(path).resolve() if path else None
+
+
+def _is_own(file: Path | None) -> bool:
+    return file is not None and not any(folder in file.parents for folder in (_OURS, *_INSTALLED))
