@@ -1,6 +1,6 @@
 """A file and overrides as a validated configuration: defaults < YAML file < `key.sub=value`; strict at every level."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -44,10 +44,23 @@ def merged(path: str | None, overrides: list[str]) -> tuple[dict[str, Any], dict
         raise ConfigError(f"{path} must hold a mapping of keys, not {type(raw).__name__}")
     if swept := sorted(raw.keys() & {"grid", "list"}):
         raise ConfigError(f"{path} is a sweep (it has the key {swept[0]}): run it with python -m launch.sweep {path}")
-    # Names first: choosing another builder discards the settings of the old one.
-    for override in sorted(map(spelt_out, overrides), key=lambda o: not o.partition("=")[0].endswith(".name")):
+    for override in _names_first(map(spelt_out, overrides)):
         _apply(raw, override, where)
     return raw, where
+
+
+def _names_first(overrides: Iterable[str]) -> list[str]:
+    """A name before the settings of its section: choosing another builder discards those of the old one."""
+    ordered: list[str] = []
+    for override in overrides:
+        key = override.partition("=")[0]
+        section, dot, last = key.rpartition(".")
+        whole = [k for k, other in enumerate(ordered) if other.partition("=")[0] == section]
+        if dot and last == "name":
+            ordered.insert(whole[-1] + 1 if whole else 0, override)
+        else:
+            ordered.append(override)
+    return ordered
 
 
 def spelt_out(override: str) -> str:

@@ -28,6 +28,21 @@ class Dataset:
     client: np.ndarray | None = None
     """Client id of each training row, if the data set brings one."""
 
+    def __post_init__(self) -> None:
+        for name in ("x_train", "y_train", "x_test", "y_test"):
+            if not isinstance(getattr(self, name), Tensor):
+                raise ValueError(f"{name} of a data set is of type {type(getattr(self, name)).__name__}, not a tensor")
+        for part in ("train", "test"):
+            x, y = getattr(self, f"x_{part}"), getattr(self, f"y_{part}")
+            if not len(x) or len(x) != len(y):
+                raise ValueError(f"a data set needs rows with a target each; x_{part} has {len(x)}, y_{part} {len(y)}")
+        alike = is_real(self.x_train) == is_real(self.x_test) and (
+            (self.x_train.dtype == torch.uint8) == (self.x_test.dtype == torch.uint8)
+        )
+        if self.x_train.shape[1:] != self.x_test.shape[1:] or not alike:
+            kinds = [f"{str(x.dtype).removeprefix('torch.')} {list(x.shape[1:])}" for x in (self.x_train, self.x_test)]
+            raise ValueError(f"rows of a data set's x_train are {kinds[0]}, of its x_test {kinds[1]}; make them alike")
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one row."""

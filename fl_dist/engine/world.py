@@ -76,7 +76,9 @@ class World:
         for name in ("x_train", "x_test", "y_train", "y_test"):
             x: Tensor = getattr(self.dataset, name)
             # In the precision of training: 1e300 is infinite in float32. (A NaN is the least and the greatest value.)
-            extremes = torch.stack(torch.aminmax(x)).to(DTYPES[precision]) if x.is_floating_point() else x[:0]
+            extremes = (
+                torch.stack(torch.aminmax(x)).to(DTYPES[precision]) if x.is_floating_point() and x.numel() else x[:0]
+            )
             if not bool(torch.isfinite(extremes).all()):
                 raise ValueError(
                     f"data {self.config.data['name']}: {name} holds values that are not finite in {precision};"

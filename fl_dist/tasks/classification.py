@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -24,6 +25,16 @@ class Classification(Task):
                     f"task classification needs a whole number as the label of each row; {name} is of "
                     f"{str(y.dtype).removeprefix('torch.')} and shape {list(y.shape)}: set task.name to what fits"
                 )
+
+        if data.classes and not 0 <= self._labels(data).min() <= self._labels(data).max() < data.classes:
+            raise ValueError(f"the data has a label {self._labels(data).max()}, but {data.classes} classes")
+
+    def outputs(self, data: Dataset) -> int:
+        return data.classes or int(self._labels(data).max()) + 1
+
+    @staticmethod
+    def _labels(data: Dataset) -> Tensor:
+        return torch.cat([data.y_train, data.y_test])
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(outputs, y)

@@ -1,0 +1,274 @@
+"""Mistakes in a user's own code: one line that names what was expected, a traceback in the log, never a crash."""
+
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+
+from fl_dist.main import main
+from tests.jobs import QUIET, model_hash, run, run_ranks
+
+SMALL = (
+    *QUIET,
+    "rounds=2",
+    "model={name: mlp, hidden: [4]}",
+    "clients={total: 4, per_round: 2}",
+    "local={epochs: 1, batch_size: 64}",
+)
+PARTS = """
+import torch
+from fl_dist.core import Part, Upload
+
+class Mine(Part):
+"""
+numbers = itertools.count()
+
+
+@pytest.fixture
+def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of the user's, in the working folder, that no test has imported yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "")
+    return f"mine{next(numbers)}"
+
+
+def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 1) -> str:
+    """The one line by which a run with these arguments ends."""
+    capsys.readouterr()
+    assert main([*SMALL, *arguments, f"run.dir=run{next(numbers)}"]) == code
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1 and errors[0].startswith("error: "), errors
+    return errors[0]
+
+
+VECTOR = "a vector like the model, a tensor of float32 and shape [336] on cpu"
+HOOKS = {
+    "direction of another shape": (
+        "def direction(self, w, grad, s, i, r):\n        return grad(w)[:7]",
+        f"part mine: direction gave a tensor of float32 and shape [7] on cpu, not {VECTOR}",
+    ),
+    "direction of another type": (
+        "def direction(self, w, grad, s, i, r):\n        return grad(w).double()",
+        f"part mine: direction gave a tensor of float64 and shape [336] on cpu, not {VECTOR}",
+    ),
+    "direction that returns nothing": (
+        "def direction(self, w, grad, s, i, r):\n        grad(w)",
+        f"part mine: direction gave nothing, not {VECTOR}",
+    ),
+    "direction that fails later": (
+        "def begin(self, s, i, r, full):\n        i.step = 0\n\n"
+        "    def direction(self, w, grad, s, i, r):\n        i.step += 1\n"
+        "        return grad(w)[: 336 if i.step == 1 else 7]",
+        f"the direction of a local step became a tensor of float32 and shape [7] on cpu, not {VECTOR}",
+    ),
+    "scalar update": (
+        "def update(self, delta, s, mean, r):\n        return delta.mean()",
+        f"part mine: update gave a tensor of float32 and shape [] on cpu, not {VECTOR}",
+    ),
+    "publish of a pair": (
+        "def publish(self, x, s, r):\n        return x, x",
+        f"part mine: publish gave a tuple, not {VECTOR}",
+    ),
+    "penalty a row": (
+        "def penalty(self, seen, batch, s, i, forward):\n        return seen.logits.sum(1)",
+        "part mine: penalty gave a tensor of float32 and shape [64] on cpu, not a number",
+    ),
+    "undeclared upload": (
+        "def finish(self, delta, s, i, r):\n        return {'extra': delta}",
+        "part mine: finish gave 'extra', which the part does not declare",
+    ),
+    "unsent upload": (
+        "uploads = {'extra': Upload('samples')}",
+        "part mine: finish did not give 'extra', which the part declares",
+    ),
+    "upload of another shape": (
+        "uploads = {'extra': Upload('samples')}\n\n"
+        "    def finish(self, delta, s, i, r):\n        return {'extra': delta[:3]}",
+        f"part mine: finish, for 'extra', gave a tensor of float32 and shape [3] on cpu, not {VECTOR}",
+    ),
+    "client variable that grows": (
+        "client = ('memory',)\n\n"
+        "    def finish(self, delta, s, i, r):\n        i.memory = torch.cat([i.memory, delta])\n        return {}",
+        "part mine: the client variable 'memory' became a tensor of float32 and shape [672] on cpu;"
+        " it began as a tensor of float32 and shape [336]",
+    ),
+    "server variable that is not made": (
+        "server = ('m',)\n\n    def server_init(self, x):\n        return {}",
+        "part mine: server_init did not give 'm', which the part declares",
+    ),
+    "undeclared report": (
+        "def report(self, s, mean, r):\n        return {'norm': 1.0}",
+        "part mine: report gave 'norm', which the part does not declare",
+    ),
+    "layer that is not there": (
+        "layers = ('layers.7',)",
+        "a part asks for the layer 'layers.7' of the model; did you mean 'layers.1'?",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", HOOKS)
+def test_a_hook_that_breaks_its_promise_is_named(
+    mistake: str, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    body, expected = HOOKS[mistake]
+    (tmp_path / f"{name}.py").write_text(f"{PARTS}    {body}\n")
+    # Whatever the policy for clients that fail: a part is no client.
+    line = complaint([f"algorithm={{parts: [{name}:Mine]}}", "clients.on_failure=drop"], capsys)
+    assert expected in line
+
+
+def test_a_bug_in_a_part_names_its_line_and_leaves_a_traceback_on_the_rank_that_had_it(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{name}.py").write_text(f"{PARTS}    def begin(self, s, i, r, full):\n        i.a = s.b + undefined\n")
+    arguments = [*SMALL, f"algorithm={{parts: [{name}:Mine]}}", f"run.dir={tmp_path}/run"]
+    codes, outputs = run_ranks(2, arguments, PYTHONPATH=f"{Path(__file__).parents[1]}:{tmp_path}")
+    assert codes == [1, 1], outputs
+    (line,) = [line for line in outputs[0].splitlines() if line.startswith("error")]
+    assert "rank 1 on" in line and "client" in line
+    assert f"AttributeError: there is no variable 'b' here, only x ({name}.py, line 7)" in line
+    assert line.endswith(f"the traceback is in {tmp_path}/run/logs/rank1.log")
+    assert "Traceback" not in outputs[0] + outputs[1]
+    log = (tmp_path / "run" / "logs" / "rank1.log").read_text()
+    assert "Traceback" in log and "i.a = s.b + undefined" in log
+
+
+@pytest.mark.parametrize("launcher", ["fl_dist.main", "launch.local", "launch.submit"])
+def test_every_launcher_shows_a_traceback_if_asked(launcher: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text("import nothing_of_that_name\n")
+    command = [sys.executable, "-m", launcher, *SMALL, f"model={name}:net", "run.dir=run"]
+    code, output = run(command, cwd=tmp_path)
+    expected = (
+        f"importing {name} failed: ModuleNotFoundError: No module named 'nothing_of_that_name' ({name}.py, line 1)"
+    )
+    assert code == 2 and expected in output and "Traceback" not in output
+    assert output.rstrip().endswith("its traceback is in run/logs/import.log")
+    assert "import nothing_of_that_name" in (tmp_path / "run" / "logs" / "import.log").read_text()
+    code, output = run([*command, "--traceback"], cwd=tmp_path)
+    assert code == 2 and "Traceback" in output and expected in output.splitlines()[-1]
+
+
+BUILDERS = {
+    "no module": ("", "model=nothing.at_all:net", "model: there is no module 'nothing' in the working folder "),
+    "no name": ("def net(): ...", "model={}:nets", "py has no 'nets'; did you mean 'net'? (set in the command line)"),
+    "no form": ("", "model=':net'", "model: ':net' is not of the form module:name"),
+    "not callable": ("net = 3", "model={}:net", "net is of type int, not a function or a class"),
+    "syntax": ("def net(:\n    pass", "model={}:net", "failed: SyntaxError: invalid syntax"),
+    "exit": ("import sys\nsys.exit(3)", "model={}:net", "failed: SystemExit: 3 ("),
+    "untyped keyword": (
+        "def net(shape, outputs, *, width=3): ...",
+        "model={}:net",
+        "its keyword 'width' has no type; write one, as in width: int = 3",
+    ),
+    "unknown parameter": (
+        "def net(shape, num_classes): ...",
+        "model={}:net",
+        "its parameter 'num_classes' is not one of those that the program supplies (shape, outputs, classes); put it "
+        "behind a * if it is a setting",
+    ),
+    "type of no configuration": (
+        "import torch\ndef net(*, start: torch.Tensor): ...",
+        "model={}:net",
+        "its signature is no list of settings: ",
+    ),
+    "taken key": (
+        "def net(shape, outputs, *, train: bool = True): ...",
+        "model={}:net",
+        "its keyword 'train' has to have another name; model.train is taken",
+    ),
+    "unknown setting": (
+        "def net(shape, outputs, *, width: int = 3): ...",
+        "model={{name: {}:net, widht: 4}}",
+        "unknown key model.widht (set in the command line); did you mean 'width'?",
+    ),
+    "wrong setting": (
+        "def net(shape, outputs, *, width: int = 3): ...",
+        "model={{name: {}:net, width: wide}}",
+        "model.width (set in the command line): input should be a valid integer, got 'wide'",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", BUILDERS)
+def test_a_builder_that_cannot_be_used_is_named(
+    mistake: str, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text, override, expected = BUILDERS[mistake]
+    (tmp_path / f"{name}.py").write_text(text)
+    assert expected in complaint([override.format(name)], capsys, code=2)
+
+
+PRODUCTS = {
+    "not a module": ("def net(shape, outputs): return 3", "model {}:net gave 3; it has to be a torch.nn."),
+    "a bug": (
+        "def net(shape, outputs): return shape.size",
+        "model {}:net failed: AttributeError: 'tuple' object has no attribute 'size' ({}.py, line 1)",
+    ),
+    "cannot take rows": (
+        "from torch import nn\ndef net(shape, outputs): return nn.Linear(3, outputs)",
+        "model {}:net cannot take rows of shape [1, 8, 8]: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+    ),
+    "other outputs": (
+        "from torch import nn\ndef net(shape): return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))",
+        "model {}:net gave shape [2, 7] for 2 rows of shape [1, 8, 8], not 10 numbers for each, as task classification",
+    ),
+    "no tensor": (
+        "from torch import nn\nclass net(nn.Module):\n"
+        "    def __init__(self, shape):\n        super().__init__()\n        self.a = nn.Linear(2, 2)\n"
+        "    def forward(self, x): return {'logits': x}",
+        "model {}:net gave a dict for rows of shape [1, 8, 8]; it has to give a tensor",
+    ),
+    "nothing to train": (
+        "from torch import nn\ndef net(shape, outputs): return nn.Flatten()",
+        "the model has no parameter that is to be trained",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", PRODUCTS)
+def test_a_model_that_does_not_fit_is_named(
+    mistake: str, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text, expected = PRODUCTS[mistake]
+    (tmp_path / f"{name}.py").write_text(text)
+    assert expected.format(name, name) in complaint([f"model={name}:net"], capsys)
+
+
+def test_a_task_without_logits_is_refused_by_what_needs_them(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / f"{name}.py").write_text(
+        "import torch\nfrom fl_dist.data import Dataset\n"
+        "def rows():\n    x = torch.rand(40, 3)\n    return Dataset(x, x.sum(1), x, x.sum(1))\n"
+    )
+    own = [f"data={name}:rows", "partition=iid", "task=regression"]
+    line = complaint([*own, "algorithm=fedgmt"], capsys, code=2)
+    assert "the part trajectory of this algorithm needs logits of classes, which the task regression does not" in line
+    line = complaint([f"data={name}:rows", "partition=iid"], capsys)
+    assert "task classification needs a whole number as the label of each row; y_train is of float32" in line
+    line = complaint([f"data={name}:rows", "partition=dirichlet", "task=regression", "algorithm=fedavg"], capsys)
+    assert "partition dirichlet divides rows by their class, and this data has none; choose iid or given" in line
+
+
+def test_code_that_changes_between_a_run_and_its_resumption_is_told(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Also in a module beside the one that is named."""
+    (tmp_path / f"{name}_width.py").write_text("WIDTH = 4\n\ndef width():\n    return WIDTH\n")
+    (tmp_path / f"{name}.py").write_text(
+        f"from torch import nn\nfrom {name}_width import width\n"
+        "def net(shape, outputs):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, width()), nn.Linear(4, outputs))\n"
+    )
+    arguments = [*SMALL, f"model={name}:net", "run.dir=run"]
+    assert main(arguments) == 0
+    first = model_hash(tmp_path / "run")
+    assert main([*arguments, "rounds=3"]) == 0
+    assert "changed" not in capsys.readouterr().err
+    (tmp_path / f"{name}_width.py").write_text("WIDTH = 4\n\ndef width():\n    return 4\n")
+    assert main([*arguments, "rounds=4"]) == 0
+    assert "your own source files have changed since this run began" in capsys.readouterr().err
+    assert model_hash(tmp_path / "run") != first
