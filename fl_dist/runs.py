@@ -196,11 +196,12 @@ def _configured(config: str | Path | Mapping[str, Any] | None, overrides: Mappin
     path = str(config) if isinstance(config, str | Path) else None
     look_around(path)
     words = [f"{key}={json.dumps(value)}" for key, value in _flat(overrides)]
-    base = [] if not isinstance(config, Mapping) else [f"{key}={json.dumps(value)}" for key, value in _flat(config)]
-    raw, where = merged(path or (None if isinstance(config, Mapping) else str(QUICKSTART)), [*base, *words])
+    given = _plain(config) if isinstance(config, Mapping) else None
+    raw, where = merged(path or (str(QUICKSTART) if config is None else None), words, given)
     made = validate(raw, where)
     if made.run.dir is None:
-        name = default_name(path or ("run" if isinstance(config, Mapping) else QUICKSTART), [*base, *words])
+        told = [f"{key}={json.dumps(value)}" for key, value in _flat(given or {})]
+        name = default_name(path or (QUICKSTART if config is None else "run"), [*told, *words])
         made = made.model_copy(update={"run": made.run.model_copy(update={"dir": f"runs/{name}"})})
     return made
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from fl_dist.algorithms import algorithms, papers
+from fl_dist.algorithms import algorithms, papers, parts
 from fl_dist.core import Algorithm, Round, Vars
 
 HEAD = ("algorithm", "paper", "parts", "passes a step", "down", "up", "client memory")
@@ -14,6 +14,7 @@ LEGEND = (
     "F, B: forward and backward passes of a local step. down, up: model-sized messages of a client and round. "
     "client memory: model-sized vectors, what is received and what is kept between rounds."
 )
+REPORTS = ("reported each round", "by the part", "meaning")
 SIZE = 97
 """Entries of the stand-in for a model; nothing else in a chain has that length by accident."""
 
@@ -55,6 +56,13 @@ def row(name: str) -> tuple[str, ...]:
     return name, papers[name], algorithm.describe(), _passes(algorithm), str(down), str(up), str(memory)
 
 
+def reports() -> Iterable[tuple[str, ...]]:
+    """What the parts report: the cells under REPORTS."""
+    for name in parts:
+        for report, meaning in parts.build(name, {}).reports.items():
+            yield report, name, meaning
+
+
 def _vectors(variables: Vars) -> int:
     return sum(tensor.shape == (SIZE,) for tensor in vars(variables).values())
 
@@ -91,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--markdown", action="store_true", help="as a Markdown table")
     write = markdown if parser.parse_args(argv).markdown else plain
     rows = [HEAD, *map(row, algorithms)]
-    print("\n".join([*write(rows), "", LEGEND]))
+    print("\n".join([*write(rows), "", LEGEND, "", *write([REPORTS, *reports()])]))
 
 
 if __name__ == "__main__":

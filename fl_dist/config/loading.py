@@ -36,14 +36,17 @@ def load(path: str | None, overrides: list[str]) -> Config:
     return validate(raw, where)
 
 
-def merged(path: str | None, overrides: list[str]) -> tuple[dict[str, Any], dict[tuple[Any, ...], str]]:
-    """What the file and the overrides say, and where each key was set; nothing is checked or filled in yet."""
-    where: dict[tuple[Any, ...], str] = {(): path or "the defaults"}
-    raw = read_yaml(path) if path else {}
+def merged(
+    path: str | None, overrides: list[str], given: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], dict[tuple[Any, ...], str]]:
+    """What the file, or what is given, and the overrides say, and where each key was set; nothing is checked yet."""
+    where: dict[tuple[Any, ...], str] = {(): path or "the configuration"}
+    raw = read_yaml(path) if path else given or {}
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold a mapping of keys, not {type(raw).__name__}")
     if swept := sorted(raw.keys() & {"grid", "list"}):
         raise ConfigError(f"{path} is a sweep (it has the key {swept[0]}): run it with python -m launch.sweep {path}")
+    raw = raw | {section: {"name": raw[section]} for section in NAMED if isinstance(raw.get(section), str)}
     for override in _names_first(map(spelt_out, overrides)):
         _apply(raw, override, where)
     return raw, where

@@ -100,7 +100,7 @@ def _identity(path: Path) -> str:
 
 def flatten(row: dict[str, Any]) -> dict[str, Any]:
     flat = {k: v for k, v in row.items() if isinstance(v, int | float)}
-    return flat | {f"seconds/{k}": v for k, v in row["seconds"].items()}
+    return flat | {f"{group}/{k}": v for group in ("seconds", "method") for k, v in row.get(group, {}).items()}
 
 
 if __name__ == "__main__":
