@@ -87,7 +87,7 @@ def test_configurations_in_the_documents_are_valid(snippet: Snippet, tmp_path: P
 
 
 def test_the_part_in_the_readme_is_the_one_that_runs() -> None:
-    (snippet,) = [s for s in snippets("python") if s.document.name == "README.md"]
+    snippet = [s for s in snippets("python") if s.document.name == "README.md"][-1]
     parts: Registry[Part] = Registry("part")
     names = {"Part": Part, "Rho": Rho, "ascend": ascend, "Algorithm": Algorithm, "parts": parts}
     exec(snippet.text, names | {"entry": lambda paper: lambda build: build})
@@ -95,6 +95,14 @@ def test_the_part_in_the_readme_is_the_one_that_runs() -> None:
     w = torch.tensor([3.0, -1.0])
     assert torch.equal(shown.direction(w, torch.sin, None, None, None), real.direction(w, torch.sin, None, None, None))
     assert (shown.extra, shown.role) == (real.extra, real.role)
+
+
+def test_the_readme_runs_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_up_desk(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec([s for s in snippets("python") if s.document.name == "README.md"][0].text, names)
+    assert sum(p.numel() for p in names["model"].parameters()) == (3 + 1) * 5
 
 
 class TestANewAlgorithm:

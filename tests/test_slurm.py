@@ -20,6 +20,7 @@ import pytest
 from fl_dist.main import main
 from launch import submit, sweep
 from tests.cluster.runs import ROOT, ranks, rows, sha, wait_for, write_config
+from tests.guide import install, variables, write_files
 from tests.snippets import snippets
 
 CLUSTER = ROOT / "tests" / "cluster"
@@ -141,6 +142,24 @@ def srun(name: str, folder: Path, config: str, *overrides: str) -> Job:
     return Job("", folder / name, folder / f"{name}.log")
 
 
+def own(folder: Path) -> tuple[Path, dict[str, str]]:
+    """A folder with nothing but the reader's own files, and the package installed elsewhere."""
+    desk, installed = folder / "own", folder / "installed"
+    desk.mkdir()
+    write_files(desk)
+    install(folder / "source", installed)
+    kept = {name: os.environ[name] for name in ("SLURM_CONF",)}
+    return desk, variables(installed) | kept
+
+
+def submitted_from(desk: Path, env: dict[str, str]) -> Job:
+    words = ["fl-dist", "submit", "waves.yaml", "run.dir=runs/slurm", "--nodes=2", "--tasks-per-node=1"]
+    shown = subprocess.run(words, cwd=desk, env=env, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    found = dict(line.split(maxsplit=1) for line in shown.stdout.splitlines())
+    return Job(found["job"], desk / "runs" / "slurm", Path(found["follow"].removeprefix("tail -F ")))
+
+
 def write_wrapper(folder: Path) -> Path:
     """A Python that shows which GPUs it sees."""
     file = folder / "python.sh"
@@ -166,6 +185,7 @@ def jobs(slurm, folder) -> Iterator[dict[str, Future[Job]]]:
     }
     shows = {"PYTHON": f"bash {write_wrapper(folder)}", "RANKS": "2"}
     tasks = ("--nodes=1", "--gpus-per-node=2", "--gpus-per-task=1", "--ntasks-per-node=2", "--cpus-per-task=1")
+    desk, env = own(folder)
     pool = ThreadPoolExecutor(16)
     try:
         yield {
@@ -198,6 +218,8 @@ def jobs(slurm, folder) -> Iterator[dict[str, Future[Job]]]:
             "tasks": pool.submit(sbatch("tasks", folder, "train.sh", config, "rounds=2", options=tasks, **shows).ended),
             "lost": pool.submit(sbatch("lost", folder, "train.sh", config, PYTHON="/no/such/python").ended),
             "srun": pool.submit(srun, "srun", folder, config, "rounds=2"),
+            "own": pool.submit(submitted_from(desk, env).ended),
+            "own_script": pool.submit(sbatch("script", desk, "train.sh", "waves.yaml").ended),
         }
     finally:
         active = squeue("--format=%A").split()
@@ -295,6 +317,16 @@ def test_one_launcher_gets_the_gpus_of_all_tasks(jobs, two_rounds):
     assert job.state == "COMPLETED", job.shown()
     assert "GPUs 0,1\n" in job.log.read_text(), job.shown()
     assert sha(job.run) == two_rounds
+
+
+@pytest.mark.parametrize("name", ["own", "own_script"])
+def test_what_is_the_users_own_is_found_on_every_node(name, jobs, folder):
+    job = jobs[name].result()
+    assert job.state == "COMPLETED", job.shown()
+    alone = folder / "own" / "alone"
+    if not alone.exists():
+        command(sys.executable, "-m", "fl_dist.main", str(folder / "own" / "waves.yaml"), f"run.dir={alone}")
+    assert sha(job.run) == sha(alone)
 
 
 def test_a_script_without_python_says_what_to_set(jobs):

@@ -1,57 +1,28 @@
 """A user's own model, data, task and method: the guide, followed to the letter with an installed wheel."""
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.jobs import ROOT, environment, metrics, model_hash
-from tests.snippets import Snippet, snippets
-
-GUIDE = ROOT / "docs" / "yours.md"
-
-
-def blocks(language: str) -> list[Snippet]:
-    return [s for s in snippets(language) if s.document == GUIDE]
-
-
-def file_of(snippet: Snippet) -> str | None:
-    """The name on the line before a block, if it is to be a file."""
-    before = GUIDE.read_text().splitlines()[snippet.line - 3]
-    found = re.fullmatch(r"`([\w.]+)`:", before)
-    return found[1] if found else None
+from tests.guide import blocks, file_of, install, variables, write_files
+from tests.jobs import metrics, model_hash
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package as `pip install .` leaves it, apart from this repository."""
-    source, target = tmp_path_factory.mktemp("source") / "copy", tmp_path_factory.mktemp("installed")
-    for name in ("fl_dist", "launch"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    made = subprocess.run([*pip, "--target", str(target), str(source)], capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
+    target = tmp_path_factory.mktemp("installed")
+    install(tmp_path_factory.mktemp("source") / "copy", target)
     return target
-
-
-def variables(installed: Path) -> dict[str, str]:
-    path = os.pathsep.join([str(installed / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
-    return environment(PATH=path, PYTHONPATH=str(installed), WANDB_MODE="disabled")
 
 
 @pytest.fixture(scope="module")
 def desk(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty folder, in which everything that the guide says was done."""
     folder = tmp_path_factory.mktemp("empty")
-    for snippet in [*blocks("python"), *blocks("yaml")]:
-        if name := file_of(snippet):
-            (folder / name).write_text(snippet.text)
+    write_files(folder)
     for command in [command for snippet in blocks("sh") for command in snippet.commands()]:
         done = subprocess.run(
             ["bash", "-c", command], cwd=folder, env=variables(installed), capture_output=True, text=True, timeout=120

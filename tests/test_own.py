@@ -1,13 +1,18 @@
-"""Mistakes in a user's own code: one line that names what was expected, a traceback in the log, never a crash."""
+"""A user's own code is found and used; a mistake in it is one line, with a traceback in the log, and never a crash."""
 
 import itertools
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+import fl_dist
+from fl_dist.algorithms import algorithms, papers, parts
 from fl_dist.main import main
 from tests.jobs import QUIET, model_hash, run, run_ranks
+from tests.snippets import snippets
 
 SMALL = (
     *QUIET,
@@ -272,3 +277,56 @@ def test_code_that_changes_between_a_run_and_its_resumption_is_told(
     assert main([*arguments, "rounds=4"]) == 0
     assert "your own source files have changed since this run began" in capsys.readouterr().err
     assert model_hash(tmp_path / "run") != first
+
+
+def test_counts_of_steps_may_be_large(name: str, tmp_path: Path) -> None:
+    """FedNova of the guide sends its number of steps, here 4,311."""
+    (tmp_path / f"{name}.py").write_text(next(s.text for s in snippets("python") if "def fednova()" in s.text))
+    one = ["clients={total: 1, per_round: 1}", "partition=iid", "local={epochs: 3, batch_size: 1, lr: 0.001}"]
+    try:
+        assert main([*SMALL, *one, f"algorithm={name}:fednova", "rounds=1", "run.dir=run"]) == 0
+        assert main([*SMALL, *one, "algorithm=fedavg", "rounds=1", "run.dir=fedavg"]) == 0
+    finally:
+        forget_fednova()
+    ours, plain = (load_file(f"{folder}/model.safetensors") for folder in ("run", "fedavg"))
+    assert all(torch.allclose(ours[key], plain[key], atol=1e-6) for key in plain)
+
+
+def forget_fednova() -> None:
+    """The guide's file registers its part and its algorithm."""
+    for registry, registered in ((parts, "normalised"), (algorithms, "fednova")):
+        registry._builders.pop(registered, None)
+    papers.pop("fednova", None)
+
+
+def test_partitions_and_augmentations_of_ones_own(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text(
+        "import numpy as np, torch\n"
+        "def turns(rows: int, clients: int, *, first: int = 0):\n"
+        "    return [np.arange((first + k) % clients, rows, clients) for k in range(clients)]\n"
+        "def noise(*, size: float = 0.1):\n"
+        "    return lambda x, generator: x + size * torch.randn(x.shape, generator=generator)\n"
+    )
+    own = [f"partition={{name: {name}:turns, first: 1}}", f"augment={{name: {name}:noise, size: 2.0}}"]
+    assert main([*SMALL, *own, "run.dir=run"]) == 0
+    assert main([*SMALL, own[0], "run.dir=plain"]) == 0
+    assert model_hash(tmp_path / "run") != model_hash(tmp_path / "plain")
+    assert fl_dist.load("run").clients.rows[3].tolist() == list(range(0, 1437, 4))
+
+
+def test_a_sweep_finds_what_lies_beside_its_file(name: str, tmp_path: Path) -> None:
+    """Though it is started elsewhere, and has no base."""
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "sweep" / f"{name}.py").write_text(
+        "from torch import nn\ndef net(shape, outputs, *, bias: bool = True):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs, bias=bias))\n"
+    )
+    (tmp_path / "sweep" / "two.yaml").write_text(
+        f"set: {{rounds: 1, model.name: '{name}:net', monitor.wandb.mode: disabled}}\n"
+        "grid: {model.bias: [true, false]}\nresources: {tasks_per_node: 2}\n"
+    )
+    command = [sys.executable, "-m", "launch.sweep", "../sweep/two.yaml", "--local", "-j", "2"]
+    code, output = run(command, cwd=tmp_path / "elsewhere")
+    assert code == 0, output
+    assert len(list((tmp_path / "elsewhere" / "runs" / "two").glob("*/model.safetensors"))) == 2
