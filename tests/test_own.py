@@ -242,6 +242,41 @@ def test_a_model_that_does_not_fit_is_named(
     assert expected.format(name, name) in complaint([f"model={name}:net"], capsys)
 
 
+TASK = """
+import torch
+from fl_dist.tasks import Headline, Task
+
+class Mine(Task):
+    headline = Headline("good")
+
+    def loss(self, outputs, y):
+        return (outputs[:, 0] - y).square().mean()
+
+    def measure(self, outputs, y):
+        return {"loss": outputs[:, 0] - y, "good": outputs[:, 0] > 0}
+"""
+TASKS = {
+    "loss a row": (
+        ".square().mean()",
+        ".square()",
+        "loss gave a tensor of float32 and shape [2] on cpu, not a tensor of",
+    ),
+    "no dict": ("return {", "return outputs, {", "measure gave a tuple, not a dict of tensors"),
+    "no headline": (', "good": outputs[:, 0] > 0', "", "its metrics are loss; 'good' is missing"),
+    "a bug": ("outputs[:, 0] > 0", "outputs[:, 0] > zero", "NameError: name 'zero' is not defined ({}.py, line 12)"),
+}
+
+
+@pytest.mark.parametrize("mistake", TASKS)
+def test_a_task_that_breaks_its_promise_is_named(
+    mistake: str, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    right, wrong, expected = TASKS[mistake]
+    (tmp_path / f"{name}.py").write_text(TASK.replace(right, wrong))
+    line = complaint([f"task={name}:Mine", "algorithm=fedavg"], capsys)
+    assert f"task {name}:Mine" in line and expected.format(name) in line
+
+
 def test_a_task_without_logits_is_refused_by_what_needs_them(
     name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

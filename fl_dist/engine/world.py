@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_dist.algorithms import build
-from fl_dist.common.contract import what
+from fl_dist.common.contract import Mistake, what
 from fl_dist.common.imports import origin, source_hash
 from fl_dist.common.randomness import seed_global, torch_seed
 from fl_dist.common.registry import BadBuilder
@@ -25,7 +25,7 @@ from fl_dist.engine.flat import Flat
 from fl_dist.engine.state import Template
 from fl_dist.models import MadeFor, build_model
 from fl_dist.storage.folder import CODE
-from fl_dist.tasks import Task, tasks
+from fl_dist.tasks import Task, tasks, try_task
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,9 @@ class World:
             wanted = f"{self.made_for.outputs} numbers for each, as task {self.config.task['name']} asks"
             raise BadBuilder(f"model {name} gave shape {list(outputs.shape)} for {len(x)} {asked}, not {wanted}")
         try:
-            self.task.loss(*self.task.align(outputs, y))
+            try_task(self.task, self.config.task["name"], outputs, y)
+        except Mistake:
+            raise
         except Exception as e:
             why = f"{type(e).__name__}: {message(e)}{origin(e)}"
             raise BadBuilder(

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
+from fl_dist.common.contract import Mistake, what
 from fl_dist.common.registry import Registry
 from fl_dist.core import Batch
 from fl_dist.data import Dataset
@@ -53,6 +54,21 @@ class Task:
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
         """The means, and what follows from them."""
         return means
+
+
+def try_task(task: Task, name: str, outputs: Tensor, y: Tensor) -> None:
+    """Whether loss and metrics of a batch are what they have to be; Mistake says what they are instead."""
+    aligned = task.align(outputs, y)
+    loss = task.loss(*aligned)
+    if not isinstance(loss, Tensor) or loss.dim():
+        raise Mistake(f"task {name}: loss gave {what(loss)}, not a tensor of one number")
+    values = task.measure(*aligned)
+    if not isinstance(values, dict) or not all(isinstance(value, Tensor) for value in values.values()):
+        raise Mistake(f"task {name}: measure gave {what(values)}, not a dict of tensors")
+    metrics = task.metrics({metric: float(value.double().mean()) for metric, value in values.items()})
+    for metric in ("loss", task.headline.name):
+        if metric not in metrics:
+            raise Mistake(f"task {name}: its metrics are {', '.join(metrics) or 'none'}; {metric!r} is missing")
 
 
 tasks: Registry[Task] = Registry("task", Task)
