@@ -11,8 +11,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 QUIET = ("monitor.wandb.mode=disabled",)
@@ -66,6 +68,7 @@ class Rank:
     """A process of its own, forked from one that has imported torch: it starts in no time, and is as real as any."""
 
     def __init__(self, runs: Sequence[Sequence[str]], env: dict[str, str]) -> None:
+        _start_zygote()
         handle, self._output = tempfile.mkstemp(prefix="rank-")
         os.close(handle)
         self._process = _ZYGOTE.Process(target=_be_rank, args=([list(run) for run in runs], env, self._output))
@@ -118,6 +121,12 @@ def _be_rank(runs: list[list[str]], env: dict[str, str], output: str) -> None:
     if "FL_DIST_FAULT" in env:
         faults.point = faults.armed(env["FL_DIST_FAULT"])
     sys.exit(max(main(arguments) for arguments in runs))
+
+
+def _start_zygote() -> None:
+    """From this copy of the program, whatever a test has done to its working folder and environment."""
+    with contextlib.chdir(ROOT), mock.patch.dict(os.environ, {"PYTHONPATH": str(ROOT)}):
+        forkserver.ensure_running()
 
 
 _ZYGOTE = multiprocessing.get_context("forkserver")

@@ -224,4 +224,5 @@ class TestCosts:
         assert [line.split(" | ")[0].strip("| ") for line in lines[2 : 2 + len(CASES)]] == sorted(CASES)
         assert "| fedgmt | Li et al. 2025 | dual + trajectory | 2F 1B | 2 | 1 | 3 |" in lines
         page = Path(__file__).parents[1] / "docs" / "algorithms.md"
-        assert "\n".join(lines) in page.read_text(), "copy the table into docs/algorithms.md"
+        table = "\n".join(lines[: lines.index("")])
+        assert table in page.read_text(), "copy the table into docs/algorithms.md"

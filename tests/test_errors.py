@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fl_dist.config import load
 from fl_dist.main import main
 from tests.jobs import QUIET, run, started_ranks, torchrun
 
@@ -146,3 +147,18 @@ def test_a_diverging_client_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     error = capsys.readouterr().err
     assert "round 1, client 2: " in error
     assert "update" in error
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "settings"),
+    [
+        (["algorithm=fedavg", "algorithm=fedsam"], "fedsam", {"rho": 0.05}),
+        (["algorithm.name=fedsam", "algorithm.rho=0.3", "algorithm=fedasam"], "fedasam", {"rho": 0.3}),
+        (["algorithm={name: fedprox, prox: 2.0}", "algorithm.name=fedsam"], "fedsam", {"rho": 0.05}),
+        (["algorithm=fedsam", "algorithm={name: fedprox, prox: 2.0}"], "fedprox", {"prox": 2.0}),
+        (["algorithm.rho=0.3", "algorithm=fedsam"], "fedsam", {"rho": 0.3}),
+    ],
+)
+def test_the_last_of_several_overrides_counts(overrides: list[str], name: str, settings: dict[str, float]) -> None:
+    chosen = load(None, overrides).algorithm
+    assert chosen["name"] == name and chosen.items() >= settings.items()

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import fl_dist
 from fl_dist.algorithms import algorithms, papers, parts
 from fl_dist.main import main
-from tests.jobs import QUIET, model_hash, run, run_ranks
+from tests.jobs import QUIET, ROOT, model_hash, run, run_ranks
 from tests.snippets import snippets
 
 SMALL = (
@@ -35,7 +35,7 @@ def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module of the user's, in the working folder, that no test has imported yet."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return f"mine{next(numbers)}"
 
 
@@ -130,7 +130,7 @@ def test_a_bug_in_a_part_names_its_line_and_leaves_a_traceback_on_the_rank_that_
 ) -> None:
     (tmp_path / f"{name}.py").write_text(f"{PARTS}    def begin(self, s, i, r, full):\n        i.a = s.b + undefined\n")
     arguments = [*SMALL, f"algorithm={{parts: [{name}:Mine]}}", f"run.dir={tmp_path}/run"]
-    codes, outputs = run_ranks(2, arguments, PYTHONPATH=f"{Path(__file__).parents[1]}:{tmp_path}")
+    codes, outputs = run_ranks(2, arguments, PYTHONPATH=f"{ROOT}:{tmp_path}")
     assert codes == [1, 1], outputs
     (line,) = [line for line in outputs[0].splitlines() if line.startswith("error")]
     assert "rank 1 on" in line and "client" in line

@@ -27,8 +27,9 @@ from fl_dist.algorithms.fedprox import Prox
 from fl_dist.algorithms.fedsam import Sam
 from fl_dist.algorithms.fedsmoo import CorrectedSam
 from fl_dist.algorithms.fedspeed import MixedSam
+from fl_dist.common.reading import read_yaml
 from fl_dist.config import ConfigError
-from fl_dist.core import Algorithm, Part, Round, Vars
+from fl_dist.core import Algorithm, Part, Round, Seen, Vars
 from fl_dist.engine.client import LocalTraining
 from fl_dist.engine.flat import Flat
 from fl_dist.engine.world import World
@@ -545,7 +546,9 @@ class TestAddedTerms:
 
         w = student.clone().requires_grad_()
         logits = reference.logits(w, inputs, sizes)
-        term = part.penalty(logits, (inputs, labels), s, i, lambda v, a: reference.logits(v, a, sizes).detach())
+        term = part.penalty(
+            Seen(logits, {}), (inputs, labels), s, i, lambda v, a: Seen(reference.logits(v, a, sizes).detach(), {})
+        )
         assert float(term.detach()) == pytest.approx(float(potential(student)))
         (gradient,) = torch.autograd.grad(term, w)
         torch.testing.assert_close(gradient, differences(potential, student))
@@ -594,7 +597,7 @@ class TestChains:
                 own[i] = new
             m = 0.85 * m + np.average(deltas, axis=0, weights=[SIZES[i] for i in cohort])
             x, c = x + m, c + sum(changes) / len(SIZES)
-        whole = {**rest, "algorithm": configuration.read_yaml(path)["algorithm"]}
+        whole = {**rest, "algorithm": read_yaml(path)["algorithm"]}
         np.testing.assert_allclose(Run(whole, tmp_path / "run").x, x, **NEAR)
 
     def test_the_parts_of_an_algorithm_give_its_bits(self, lab: Lab) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from fl_dist.common.words import message, nearest
 
 SEPARATOR = ":"
-_OURS = Path(__file__).parents[1]
+_OURS = Path(__file__).resolve().parents[1]
 _INSTALLED = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")}
 
 

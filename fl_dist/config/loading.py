@@ -58,9 +58,9 @@ def _names_first(overrides: Iterable[str]) -> list[str]:
     for override in overrides:
         key = override.partition("=")[0]
         section, dot, last = key.rpartition(".")
-        whole = [k for k, other in enumerate(ordered) if other.partition("=")[0] == section]
         if dot and last == "name":
-            ordered.insert(whole[-1] + 1 if whole else 0, override)
+            before = [k for k, other in enumerate(ordered, 1) if other.partition("=")[0] in (section, key)]
+            ordered.insert(max(before, default=0), override)
         else:
             ordered.append(override)
     return ordered

@@ -1,6 +1,5 @@
 """What `--help` says of the configuration: every key with type, default and one line."""
 
-import inspect
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -41,7 +40,7 @@ def _named(words: Sequence[str]) -> list[tuple[str, Registry[Any], str]]:
 
 
 def _builder(section: str, registry: Registry[Any], name: str) -> Iterator[str]:
-    described = (inspect.getdoc(registry[name]) or "").split("\n")[0]
+    described = (registry[name].__doc__ or "").strip().split("\n")[0]  # its own, not that of a parent
     yield f"{section}.name={name}   {described}".rstrip() if section else f"part {name}   {described}".rstrip()
     prefix = f"{section}." if section else ""
     yield from _section(registry.schema(name), prefix, indent="  ")

@@ -23,7 +23,7 @@ from fl_dist.engine import plan
 from fl_dist.engine.client import DTYPES, Samples
 from fl_dist.engine.flat import Flat
 from fl_dist.engine.state import Template
-from fl_dist.models import MadeFor, build_model
+from fl_dist.models import MadeFor, build_model, taken_over
 from fl_dist.storage.folder import CODE
 from fl_dist.tasks import Task, tasks, try_task
 
@@ -101,7 +101,9 @@ class World:
         try:
             outputs = self.twin.module(x)
         except Exception as e:
-            raise BadBuilder(f"model {name} cannot take {asked}: {type(e).__name__}: {message(e)}{origin(e)}") from e
+            ids = "" if self.dataset.is_real else " of ids, for which it needs an embedding"
+            why = f"{type(e).__name__}: {message(e)}{origin(e)}"
+            raise BadBuilder(f"model {name} cannot take {asked}{ids}: {why}") from e
         if not isinstance(outputs, Tensor):
             raise BadBuilder(f"model {name} gave {what(outputs)} for {asked}; it has to give a tensor")
         if outputs.shape[-1] != self.made_for.outputs or outputs.shape[:1] != x.shape[:1]:
@@ -135,8 +137,14 @@ class World:
             f"{counted(len(rows), 'client')} by {self.config.partition['name']}: {_span([len(r) for r in rows])} rows"
             f"{kinds} each",
             f"model {self.config.model['name']}: {self.size()}",
+            *self.notes(),
             f"algorithm {self.config.algorithm.get('name', 'of parts')}: {self.algorithm.describe()}",
         ]
+
+    def notes(self) -> list[str]:
+        """What a user should hear of even if nobody looks into a log."""
+        pretrained = self.config.model["pretrained"]
+        return [] if pretrained is None else [taken_over(self.model.module, pretrained)]
 
     def size(self) -> str:
         """The model's parameters, in words."""
@@ -231,7 +239,9 @@ def hashed(tensors: list[Tensor]) -> str:
     for tensor in tensors:
         step = max(1, -(-tensor.nbytes // HASHED))
         digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
-        digest.update(tensor[::step].cpu().contiguous().view(torch.uint8).numpy().data)
+        if tensor.numel():
+            rows = tensor.reshape(tensor.shape[0] if tensor.dim() else 1, -1)
+            digest.update(rows[::step].cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -7,9 +7,9 @@ from torch import nn
 
 from fl_dist.models import cnn, mlp, vit  # noqa: F401  (importing a family registers it)
 from fl_dist.models.base import models
-from fl_dist.models.weights import choose_trained, load_init, load_pretrained
+from fl_dist.models.weights import choose_trained, load_init, load_pretrained, taken_over
 
-__all__ = ["MadeFor", "build_model", "load_init", "models"]
+__all__ = ["MadeFor", "build_model", "load_init", "models", "taken_over"]
 
 
 class MadeFor(NamedTuple):
@@ -26,6 +26,8 @@ def build_model(section: dict[str, Any], fit: MadeFor, dtype: torch.dtype) -> nn
     name, init, pretrained, train = (settings.pop(key, None) for key in ("name", "init", "pretrained", "train"))
     supplied = {"shape": fit.shape, "outputs": fit.outputs, "classes": fit.outputs}
     module = models.build(name, settings, **supplied).to(dtype)
+    if pretrained is not None and init is not None:
+        raise ValueError("model.init holds every parameter: give either that or model.pretrained")
     if pretrained is not None:
         load_pretrained(module, pretrained)
     if init is not None:

@@ -1,7 +1,6 @@
 """Where a model's weights come from, and which of them are trained."""
 
 import fnmatch
-import logging
 import os
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from torch import Tensor, nn
 
 from fl_dist.common.paths import expand
 from fl_dist.common.words import nearest, shortened
-
-log = logging.getLogger("fl_dist")
 
 
 def load_init(module: nn.Module, path: str | Path) -> None:
@@ -36,7 +33,7 @@ def load_init(module: nn.Module, path: str | Path) -> None:
 def load_pretrained(module: nn.Module, path: str | Path) -> None:
     """Copy what the file and the module share by name and shape; the rest stays as it was made."""
     tensors, known = _read("model.pretrained", expand(path)), module.state_dict()
-    shared = {n: t for n, t in tensors.items() if n in known and t.shape == known[n].shape}
+    shared = _shared(tensors, known)
     if not shared:
         raise ValueError(
             f"model.pretrained {path} shares no tensor by name and shape with the model: the file has "
@@ -45,22 +42,33 @@ def load_pretrained(module: nn.Module, path: str | Path) -> None:
     with torch.no_grad():
         for name, tensor in shared.items():
             known[name].copy_(tensor)
-    fresh, size = known.keys() - shared, sum(known[n].numel() for n in known)
-    taken = sum(t.numel() for t in shared.values())
-    tell = log.info if 2 * taken >= size else log.warning
-    tell("%d of %d numbers of the model are from %s; new are %s", taken, size, path, _some(set(fresh)) or "none")
+
+
+def taken_over(module: nn.Module, path: str | Path) -> str:
+    """What a file of pretrained weights gave to the module, in words."""
+    known = module.state_dict()
+    shared = _shared(_read("model.pretrained", expand(path)), known)
+    taken, size = (sum(known[name].numel() for name in names) for names in (shared, known))
+    fresh = _some(known.keys() - shared)
+    return f"{taken:,} of {size:,} numbers of the model are from {path}" + (f"; new are {fresh}" if fresh else "")
+
+
+def _shared(tensors: dict[str, Tensor], known: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t for name, t in tensors.items() if name in known and t.shape == known[name].shape}
 
 
 def choose_trained(module: nn.Module, patterns: list[str]) -> None:
     """Only parameters that a pattern matches are trained."""
-    parameters = dict(module.named_parameters())
+    parameters = dict(module.named_parameters(remove_duplicate=False))  # one that is used twice has two names
+    for parameter in parameters.values():
+        parameter.requires_grad_(False)
     for pattern in patterns:
         if not fnmatch.filter(parameters, pattern):
             raise ValueError(
                 f"model.train: no parameter is named {shortened(pattern)!r}; {nearest(pattern, parameters)}"
             )
-    for name, parameter in parameters.items():
-        parameter.requires_grad_(any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
+        for name in fnmatch.filter(parameters, pattern):
+            parameters[name].requires_grad_()
 
 
 def _read(key: str, path: Path) -> dict[str, Tensor]:

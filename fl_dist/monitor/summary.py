@@ -44,7 +44,7 @@ def summary_lines(summary: Summary, headline: Headline, folder: str) -> list[str
     last, best = headline.shown(summary[f"last_{metric}"]), headline.shown(summary[f"best_{metric}"])
     lines = [
         "",
-        f"{f'final {metric}':<16}{_final(summary, headline)}",
+        f"{f'final {metric}':<15} {_final(summary, headline)}",
         f"last / best     {last} / {best} in round {summary['best_round']}",
         f"sent            {size(summary['bytes'])} to and from clients",
         f"time            {duration(summary['seconds'])}",

@@ -21,6 +21,8 @@ from fl_dist.common.words import shortened
 from fl_dist.config import Config, differences, dump
 
 MODEL, CONFIG, METRICS, CHECKPOINT = "model.safetensors", "config.yaml", "metrics.jsonl", "checkpoint"
+REMAINS = (METRICS, CHECKPOINT, MODEL)
+"""Of what a run leaves, what cannot be made again in a moment."""
 RECORD, LOCK, SUMMARY = "run.json", "lock", "summary.json"
 CODE = "code"
 """Among the contents of a run: the hash of the user's own source files."""
@@ -153,6 +155,9 @@ class RunFolder:
             return False
         self.record = self.remembered()
         changed = differences(recorded, dump(config))
+        if changed and not self._begun():
+            self._record(config)
+            return False
         if changed:
             shown = "; ".join(changed[:5]) + ("; ..." if len(changed) > 5 else "")
             raise ConfigError(f"the run folder {self.path} belongs to another config ({shown}); choose another run.dir")
@@ -164,9 +169,13 @@ class RunFolder:
             )
         return True
 
+    def _begun(self) -> bool:
+        """Whether there was ever more than a configuration that could not be run."""
+        return bool(self.record.contents) or any(os.path.lexists(self.path / name) for name in REMAINS)
+
     def _refuse_remains(self) -> None:
         """Without a configuration nothing else of a run may be there: it would be overwritten."""
-        remains = [name for name in (METRICS, CHECKPOINT, MODEL) if os.path.lexists(self.path / name)]
+        remains = [name for name in REMAINS if os.path.lexists(self.path / name)]
         if remains:
             raise ConfigError(
                 f"{self.path} holds {', '.join(remains)} of a run, but not its {CONFIG}: put that back, "

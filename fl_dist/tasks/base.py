@@ -56,6 +56,13 @@ class Task:
         return means
 
 
+def described(name: str, targets: Tensor) -> str:
+    """What a data set has as targets, as the end of a message."""
+    if targets.dim() == 2 and not targets.shape[1]:
+        return f"{name} is missing"
+    return f"{name} is of {str(targets.dtype).removeprefix('torch.')} and shape {list(targets.shape)}"
+
+
 def try_task(task: Task, name: str, outputs: Tensor, y: Tensor) -> None:
     """Whether loss and metrics of a batch are what they have to be; Mistake says what they are instead."""
     aligned = task.align(outputs, y)

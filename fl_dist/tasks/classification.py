@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_dist.data import Dataset
-from fl_dist.tasks.base import Headline, Task, tasks
+from fl_dist.tasks.base import Headline, Task, described, tasks
 
 
 @tasks.register
@@ -22,8 +22,8 @@ class Classification(Task):
             y: Tensor = getattr(data, name)
             if y.dim() != 1 or y.is_floating_point():
                 raise ValueError(
-                    f"task classification needs a whole number as the label of each row; {name} is of "
-                    f"{str(y.dtype).removeprefix('torch.')} and shape {list(y.shape)}: set task.name to what fits"
+                    f"task classification needs a whole number as the label of each row; {described(name, y)}: "
+                    "set task.name to what fits"
                 )
 
         if data.classes and not 0 <= self._labels(data).min() <= self._labels(data).max() < data.classes:

@@ -38,6 +38,9 @@ class NextToken(Task):
                 "task next_token needs rows of at least two ids, in an integer type other than uint8; x_train is of "
                 f"{str(x.dtype).removeprefix('torch.')} and shape {list(x.shape)}"
             )
+        for name in ("x_train", "x_test"):
+            if self.padding is not None and not bool((getattr(data, name)[:, 1:] != self.padding).any()):
+                raise ValueError(f"task next_token: {name} holds nothing but padding, {self.padding}")
         if self.vocabulary is not None and self._largest(data) >= self.vocabulary:
             raise ValueError(f"task.vocabulary is {self.vocabulary}, but the data has an id {self._largest(data)}")
 

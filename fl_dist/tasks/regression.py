@@ -9,14 +9,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_dist.data import Dataset
-from fl_dist.tasks.base import Headline, Task, tasks
+from fl_dist.tasks.base import Headline, Task, described, tasks
 
 LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber_loss}
 
 
 @tasks.register
 class Regression(Task):
-    """Targets of floating point, [n] or [n, k]; measured are the loss, the root mean square and the mean error."""
+    """Targets of floating point, [n] or [n, k]; loss, root mean square and mean error are over all their entries."""
 
     headline: ClassVar = Headline("rmse", "min")
 
@@ -33,8 +33,7 @@ class Regression(Task):
         y = data.y_train
         if not y.is_floating_point() or y.dim() > 2 or not y.numel():
             raise ValueError(
-                "task regression needs targets of floating point, [n] or [n, k]; y_train is of "
-                f"{str(y.dtype).removeprefix('torch.')} and shape {list(y.shape)}"
+                f"task regression needs targets of floating point, [n] or [n, k]; {described('y_train', y)}"
             )
 
     def outputs(self, data: Dataset) -> int:
