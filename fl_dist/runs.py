@@ -133,7 +133,8 @@ class Run:
 
     def model(self) -> nn.Module:
         """The model with the final weights, or with those of the newest checkpoint, in evaluation mode."""
-        config, fit = self._validated, MadeFor(tuple(self._facts["shape"]), self._facts["outputs"])
+        config, facts = self._validated, self._facts
+        fit = MadeFor(tuple(facts["shape"]), facts["outputs"], facts["vocabulary"])
         with torch.random.fork_rng(devices=[]):
             seed_global(torch_seed(config.seed, "model"), torch.device("cpu"))
             # A finished run's file holds everything; nothing else has to be there any more.

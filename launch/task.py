@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from submitit import JobEnvironment
 from submitit.helpers import DelayedSubmission
 
+from fl_dist.common import terminal
 from fl_dist.machine.place import port_of
 from fl_dist.machine.signals import REQUEUE, end_with_parent
 from fl_dist.storage.folder import RunFolder
@@ -36,6 +37,7 @@ class Task:
     """The process that waits for the run, here; it ends with that."""
 
     def __call__(self) -> None:
+        terminal.prepare()  # the job's log may lie on a disk that is full
         environment = JobEnvironment()
         if self._finished:
             return

@@ -14,6 +14,8 @@ from fl_dist.models import load_init, models
 from fl_dist.models.vit import HEADS, Attention, patches
 
 CIFAR = (3, 32, 32)
+VOCABULARY = 98_635
+"""Of AG News."""
 
 
 def size(module: nn.Module) -> int:
@@ -22,7 +24,7 @@ def size(module: nn.Module) -> int:
 
 def build(name: str, shape: tuple[int, ...] = CIFAR, classes: int = 10, seed: int = 0, **settings: Any) -> Any:
     torch.manual_seed(seed)
-    return models.build(name, settings, shape=shape, outputs=classes, classes=classes)
+    return models.build(name, settings, shape=shape, outputs=classes, classes=classes, vocabulary=VOCABULARY)
 
 
 def message(call: Callable[..., Any], *args: Any) -> str:
@@ -41,6 +43,67 @@ def test_published_parameter_counts() -> None:
     assert size(build("cnn")) == 2_156_490
     assert size(build("vit_cifar")) == 1_825_162
     assert size(build("mlp", (5,), 3, hidden=[])) == 18
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "settings", "count"),
+    [
+        ("lenet5", CIFAR, 10, {}, 797_962),
+        ("lenet5", CIFAR, 100, {}, 815_332),
+        ("resnet8_gn", CIFAR, 100, {}, 1_258_404),
+        ("resnet18_gn", CIFAR, 10, {}, 11_181_642),
+        ("resnet18_gn", CIFAR, 100, {}, 11_227_812),
+        ("resnet18_gn", CIFAR, 10, {"stem": "cifar"}, 11_173_962),
+        ("resnet18_gn", CIFAR, 100, {"stem": "cifar"}, 11_220_132),
+        ("resnet18_gn", (3, 64, 64), 200, {"stem": "cifar"}, 11_271_432),
+        ("resnet18", CIFAR, 10, {}, 11_173_962),
+        ("resnet18", CIFAR, 100, {"norm": "none"}, 11_210_532),
+        ("fasttext", (200,), 4, {}, 3_157_508),
+        ("emnist_cnn", (1, 28, 28), 62, {}, 1_206_590),
+        ("vgg11", CIFAR, 10, {}, 9_272_790),
+        ("vgg11", CIFAR, 100, {}, 9_377_508),
+    ],
+)
+def test_the_papers_models_have_their_sizes(
+    name: str, shape: tuple[int, ...], classes: int, settings: dict, count: int
+) -> None:
+    model = build(name, shape, classes, **settings)
+    assert size(model) == count
+    rows = torch.zeros(2, *shape, dtype=torch.long if name == "fasttext" else torch.float32)
+    assert model.eval()(rows).shape == (2, classes)
+
+
+def test_batchnorm_of_resnet18_has_its_statistics() -> None:
+    assert sum(buffer.numel() for buffer in build("resnet18").buffers()) == 9_491
+
+
+def test_resnet_is_the_formula() -> None:
+    """One block with and one without a change of size, written out."""
+    model, x = build("resnet8_gn", classes=5).eval(), torch.randn(2, *CIFAR)
+
+    def block(b: Any, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(F.group_norm(F.conv2d(x, b.conv1.weight, None, b.conv1.stride, 1), 2, b.norm1.weight, b.norm1.bias))
+        y = F.group_norm(F.conv2d(y, b.conv2.weight, None, 1, 1), 2, b.norm2.weight, b.norm2.bias)
+        if not isinstance(b.shortcut, nn.Identity):
+            conv, norm = b.shortcut
+            x = F.group_norm(F.conv2d(x, conv.weight, None, 2), 2, norm.weight, norm.bias)
+        return F.relu(x + y)
+
+    y = F.relu(F.group_norm(F.conv2d(x, model.conv.weight, None, 2, 3), 2, model.norm.weight, model.norm.bias))
+    y = F.max_pool2d(y, 3, 2, 1)
+    for (b,) in model.stages:
+        y = block(b, y)
+    expected = F.linear(y.mean((2, 3)), model.fc.weight, model.fc.bias)
+    assert torch.allclose(model(x), expected, atol=1e-5)
+
+
+def test_fasttext_averages_padding_too() -> None:
+    model, tokens = build("fasttext", (5,), 4), torch.tensor([[7, 9, 0, 0, 0]])
+    vectors = model.embed.weight
+    mean = (vectors[7] + vectors[9]) / 5
+    assert torch.equal(vectors[0], torch.zeros(32))
+    expected = (mean @ model.fc1.weight.T + model.fc1.bias) @ model.fc2.weight.T + model.fc2.bias
+    assert torch.allclose(model(tokens)[0], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "vit_cifar"])

@@ -171,8 +171,9 @@ BUILDERS = {
     "unknown parameter": (
         "def net(shape, num_classes): ...",
         "model={}:net",
-        "its parameter 'num_classes' is not one of those that the program supplies (shape, outputs, classes); put it "
-        "behind a * if it is a setting",
+        "its parameter 'num_classes' is not one of those that the program supplies "
+        "(shape, outputs, classes, vocabulary); put "
+        "it behind a * if it is a setting",
     ),
     "type of no configuration": (
         "import torch\ndef net(*, start: torch.Tensor): ...",

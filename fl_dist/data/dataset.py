@@ -25,6 +25,8 @@ class Dataset:
     mean: tuple[float, ...] = ()
     """A channel (of x/255 for uint8); empty: not normalised."""
     std: tuple[float, ...] = ()
+    vocabulary: int = 0
+    """Ids are 0 to vocabulary - 1; 0: the largest decides."""
     client: np.ndarray | None = None
     """Client id of each training row, if the data set brings one."""
 
@@ -47,6 +49,13 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """The shape of one row."""
         return tuple(self.x_train.shape[1:])
+
+    @property
+    def ids(self) -> int:
+        """How many ids there are; 0 for numbers."""
+        if self.is_real:
+            return 0
+        return self.vocabulary or 1 + int(max(self.x_train.max(), self.x_test.max()))
 
     @property
     def is_real(self) -> bool:

@@ -34,6 +34,7 @@ class Facts:
 
     shape: list[int]
     outputs: int
+    vocabulary: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     headline: dict[str, Any]
@@ -50,7 +51,7 @@ class World:
         augment = augmentations.build(config.augment["name"], _settings(config.augment))
         rows = build_clients(config, self.dataset)
         self.samples = Samples(self.dataset, self.task, rows, augment, config.local, device)
-        self.made_for = MadeFor(self.dataset.shape, self.task.outputs(self.dataset))
+        self.made_for = MadeFor(self.dataset.shape, self.task.outputs(self.dataset), self.dataset.ids)
         self.model, self.twin = Flat(self._module()), Flat(self._module())
         self.twin.share_frozen(self.model)
         self._try_model()
@@ -154,10 +155,9 @@ class World:
         return f"{whole:,} parameters{part}"
 
     def facts(self) -> Facts:
-        data = self.dataset
-        return Facts(
-            list(self.made_for.shape), self.made_for.outputs, data.mean, data.std, self.task.headline._asdict()
-        )
+        shape, outputs, vocabulary = self.made_for
+        data, headline = self.dataset, self.task.headline._asdict()
+        return Facts(list(shape), outputs, vocabulary, data.mean, data.std, headline)
 
     def contents(self) -> dict[str, str]:
         """Hashes of what the run is made of beyond its configuration: files may change behind their names."""

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fl_dist.models import cnn, mlp, vit  # noqa: F401  (importing a family registers it)
+from fl_dist.models import cnn, emnist, fasttext, lenet, mlp, resnet, vgg, vit  # noqa: F401  (importing a family registers it)
 from fl_dist.models.base import models
 from fl_dist.models.weights import choose_trained, load_init, load_pretrained, taken_over
 
@@ -18,13 +18,14 @@ class MadeFor(NamedTuple):
     shape: tuple[int, ...]
     """Of one row of the data."""
     outputs: int
+    vocabulary: int = 0
 
 
 def build_model(section: dict[str, Any], fit: MadeFor, dtype: torch.dtype) -> nn.Module:
     """The model of a configuration's section, with its first weights; frozen is what is not trained."""
     settings = dict(section)
     name, init, pretrained, train = (settings.pop(key, None) for key in ("name", "init", "pretrained", "train"))
-    supplied = {"shape": fit.shape, "outputs": fit.outputs, "classes": fit.outputs}
+    supplied = fit._asdict() | {"classes": fit.outputs}
     module = models.build(name, settings, **supplied).to(dtype)
     if pretrained is not None and init is not None:
         raise ValueError("model.init holds every parameter: give either that or model.pretrained")

@@ -41,14 +41,11 @@ class NextToken(Task):
         for name in ("x_train", "x_test"):
             if self.padding is not None and not bool((getattr(data, name)[:, 1:] != self.padding).any()):
                 raise ValueError(f"task next_token: {name} holds nothing but padding, {self.padding}")
-        if self.vocabulary is not None and self._largest(data) >= self.vocabulary:
-            raise ValueError(f"task.vocabulary is {self.vocabulary}, but the data has an id {self._largest(data)}")
-
-    def _largest(self, data: Dataset) -> int:
-        return int(max(data.x_train.max(), data.x_test.max()))
+        if self.vocabulary is not None and data.ids > self.vocabulary:
+            raise ValueError(f"task.vocabulary is {self.vocabulary}, but the data has ids up to {data.ids - 1}")
 
     def outputs(self, data: Dataset) -> int:
-        return self.vocabulary or self._largest(data) + 1
+        return self.vocabulary or data.ids
 
     def batch(self, x: Tensor, y: Tensor) -> Batch:
         return x[:, :-1], x[:, 1:]

@@ -1,0 +1,48 @@
+"""VGG-11 without normalisation, for 32x32 images: Simonyan and Zisserman (2015), as in FedNSAM's experiments."""
+
+from typing import Annotated
+
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fl_dist.models.base import models
+
+LAYERS = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+"""Channels of the convolutions between two pools of 2."""
+FEW = 10
+"""Classes up to which the published networks have a hidden layer of 100 units, and beyond which of 256."""
+
+
+class VGG(nn.Module):
+    def __init__(self, channels: int, positions: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for group in LAYERS:
+            for width in group:
+                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+                channels = width
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.fc1 = nn.Linear(channels * positions, hidden)
+        self.fc2 = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.relu(self.fc1(self.features(x).flatten(1))))
+
+
+@models.register
+def vgg11(
+    shape: tuple[int, ...],
+    outputs: int,
+    *,
+    hidden: Annotated[
+        int | None,
+        Field(ge=1, le=10**6, description="units before the last layer; null: 100, for over 10 classes 256"),
+    ] = None,
+) -> nn.Module:
+    """Eight convolutions and two layers; 9,272,790 parameters for 3x32x32 and 10 classes, 9,377,508 for 100."""
+    if len(shape) != 3 or min(shape[1:]) < 32:
+        raise ValueError(f"model vgg11 needs images [C, H, W] of at least 32x32, not {list(shape)}; use model cnn")
+    positions = (shape[1] // 32) * (shape[2] // 32)
+    return VGG(shape[0], positions, hidden or (100 if outputs <= FEW else 256), outputs)
