@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fl_dist.data import dirichlet as draw
 from fl_dist.data.partition import partitions, split
@@ -52,6 +54,8 @@ def message(*args: Any, **settings: Any) -> str:
 
 EVERY = [
     ("iid", {}),
+    ("balanced", {}),
+    ("pathological", {"classes": 3}),
     ("shards", {"per_client": 3}),
     *(("dirichlet", {"variant": variant, "alpha": 0.5}) for variant in (*ONCE, *REPEATING)),
 ]
@@ -283,3 +287,44 @@ def test_a_client_without_rows_is_named() -> None:
 def test_settings_out_of_range_are_errors(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         dirichlet(SMALL, 5, **settings)
+
+
+@given(clients=st.integers(1, 40), classes=st.integers(1, 9), each=st.integers(40, 90), seed=st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_balanced_parts_have_as_much_of_each_class(clients: int, classes: int, each: int, seed: int) -> None:
+    labels = balanced_labels(classes, each)
+    parts = split("balanced", {}, labels, clients, seed, None)
+    counts = np.array([np.bincount(labels[part], minlength=classes) for part in parts])
+    assert all_once(parts, len(labels))
+    assert np.ptp(counts, axis=0).max() <= 1 and np.ptp(counts.sum(1)) <= 1
+
+
+@pytest.mark.parametrize(("labels", "wanted"), [(CIFAR10, 3), (CIFAR10, 6), (CIFAR100, 10), (SMALL, 2)])
+def test_pathological_clients_have_so_many_classes(labels: np.ndarray, wanted: int) -> None:
+    parts = split("pathological", {"classes": wanted}, labels, 20, 1, None)
+    assert set(classes(parts, labels)) == {wanted}
+    assert set(sizes(parts)) == {len(labels) // 20}
+    shares = [np.bincount(labels[part]).max() / len(part) for part in parts]
+    assert max(shares) < 1 / wanted + 5 * (1 / wanted / len(parts[0])) ** 0.5
+
+
+def test_pathological_needs_the_classes() -> None:
+    assert "partition.classes is 8, but the data has 7 classes" in message("pathological", SMALL, 5, 0, None, classes=8)
+
+
+@pytest.mark.parametrize("each", [1, 10])
+def test_domains_are_divided_among_their_own_clients(each: int) -> None:
+    domain = np.random.default_rng(0).permutation(np.repeat([0, 2, 3], [50, 70, 100]))
+    parts = split("domains", {}, np.zeros(220, int), 3 * each, 0, domain)
+    assert all_once(parts, 220)
+    assert [set(domain[part]) for part in parts] == [{d} for d in (0, 2, 3) for _ in range(each)]
+    assert [len(part) for part in parts[:each]] == [50 // each] * each
+    assert "set clients.total to a multiple of 3" in message("domains", np.zeros(220, int), 4, 0, domain)
+    assert "brings no domains" in message("domains", np.zeros(220, int), 4, 0, None)
+
+
+def test_given_takes_no_longer_for_many_clients() -> None:
+    """One sort: 100,000 clients, whose rows were looked for one by one, took 8 s."""
+    ids = np.random.default_rng(0).permutation(np.repeat(np.arange(100_000), 3))
+    parts = split("given", {}, np.zeros(300_000, int), 100_000, 0, ids)
+    assert all((ids[part] == client).all() and len(part) == 3 for client, part in enumerate(parts))

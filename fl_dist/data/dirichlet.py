@@ -52,8 +52,14 @@ def unbalanced(pools: Parts, clients: int, alpha: float, rng: np.random.Generato
 
 def sequential(pools: Parts, clients: int, alpha: float, rng: np.random.Generator) -> Parts:
     """FedLESAM: row by row for a random client with room; an empty pool is refilled, so rows repeat."""
+    return by_priors(pools, _proportions(_log_gammas(rng, alpha, (clients, len(pools)))), rng)
+
+
+def by_priors(pools: Parts, shares: np.ndarray, rng: np.random.Generator) -> Parts:
+    """Equal sizes, classes by the row of each client: row by row for a random client with room, pools refilled."""
+    clients = len(shares)
     quota = sum(map(len, pools)) // clients
-    cumulative = np.cumsum(_proportions(_log_gammas(rng, alpha, (clients, len(pools)))), 1)
+    cumulative = np.cumsum(shares, 1)
     priors = (cumulative / cumulative[:, -1:]).tolist()
     parts: list[list[int]] = [[] for _ in range(clients)]
     rows, left, room = [pool.tolist() for pool in pools], [len(pool) for pool in pools], list(range(clients))

@@ -59,6 +59,47 @@ def iid(rows: int, clients: int, rng: np.random.Generator) -> Parts:
 
 
 @partitions.register
+def balanced(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
+    """Equal parts with as many rows of each class (FedLESAM's iid of CIFAR-100); both differ by at most one."""
+    dealt = np.concatenate(draw.pools(labels, rng))
+    return [dealt[client::clients] for client in range(clients)]
+
+
+@partitions.register
+def pathological(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    classes: Annotated[
+        int, Field(ge=1, description="different classes that each client has, as likely as each other")
+    ] = 2,
+) -> Parts:
+    """Each client draws rows of a few random classes (FedLESAM); an empty class is refilled, so rows repeat."""
+    pools = draw.pools(labels, rng)
+    if classes > len(pools):
+        raise ValueError(f"partition.classes is {classes}, but the data has {len(pools)} classes")
+    chosen = rng.permuted(np.tile(np.arange(len(pools)), (clients, 1)), axis=1)[:, :classes]
+    shares = np.zeros((clients, len(pools)))
+    np.put_along_axis(shares, chosen, 1 / classes, 1)
+    return draw.by_priors(pools, shares, rng)
+
+
+@partitions.register
+def domains(clients: int, rng: np.random.Generator, given: np.ndarray | None) -> Parts:
+    """The domains that the data brings, each divided at random among as many clients (FedLESAM: 1 or 10)."""
+    if given is None:
+        raise ValueError("partition domains: the data set brings no domains; choose another partition")
+    rows = [part for part in by_number(given, int(given.max()) + 1) if len(part)]
+    if clients % len(rows):
+        raise ValueError(
+            f"partition domains: {clients} clients cannot be the same number in each of {len(rows)} domains;"
+            f" set clients.total to a multiple of {len(rows)}"
+        )
+    return [part for domain in rows for part in np.array_split(rng.permutation(domain), clients // len(rows))]
+
+
+@partitions.register
 def dirichlet(
     labels: np.ndarray,
     clients: int,
@@ -135,4 +176,10 @@ def given(clients: int, given: np.ndarray | None) -> Parts:
             f"partition given: the data has a client {given.max()}, clients.total is {clients};"
             f" set it to {given.max() + 1}"
         )
-    return [np.flatnonzero(given == client) for client in range(clients)]
+    return by_number(given, clients)
+
+
+def by_number(numbers: np.ndarray, count: int) -> Parts:
+    """The places of 0, of 1, ... among the numbers, in one sort."""
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.searchsorted(numbers[order], np.arange(1, count)))
