@@ -1,0 +1,176 @@
+"""Readers of published files: on small files in their layouts always, on the real ones if FL_DIST_DATA says where."""
+
+import gzip
+import os
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fl_dist.data import Dataset, datasets
+
+REAL = os.environ.get("FL_DIST_DATA", "")
+
+
+def refused(name: str, root: Path, **settings: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        datasets.build(name, {"root": str(root), **settings})
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class Cifar:
+    """Some images in the files of a layout."""
+
+    def __init__(self, classes: int, pickled: bool, protocol: int = 2) -> None:
+        rng = np.random.default_rng(classes)
+        self.classes, self.pickled, self.protocol = classes, pickled, protocol
+        kind = {(10, True): "batches-py", (10, False): "batches-bin", (100, True): "python", (100, False): "binary"}
+        self.folder = f"cifar-{classes}-{kind[classes, pickled]}"
+        names = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"] if classes == 10 else ["train", "test"]
+        self.files = {name: (rng.integers(0, 256, (7, 3072), np.uint8), rng.integers(0, classes, 7)) for name in names}
+
+    def write(self, root: Path) -> Path:
+        (root / self.folder).mkdir(parents=True)
+        for name, (x, y) in self.files.items():
+            file = root / self.folder / (name if self.pickled else f"{name}.bin")
+            file.write_bytes(self._pickle(x, y) if self.pickled else self._binary(x, y))
+        return root
+
+    def _pickle(self, x: np.ndarray, y: np.ndarray) -> bytes:
+        key = b"labels" if self.classes == 10 else b"fine_labels"
+        return pickle.dumps({b"data": x, key: y.tolist(), b"batch_label": b"a batch"}, protocol=self.protocol)
+
+    def _binary(self, x: np.ndarray, y: np.ndarray) -> bytes:
+        before = [y] if self.classes == 10 else [y // 5, y]
+        return np.column_stack([*before, x]).astype(np.uint8).tobytes()
+
+    def holds(self, data: Dataset) -> bool:
+        *train, test = self.files.values()
+        x, y = (np.concatenate([part[k] for part in train]) for k in (0, 1))
+        same = np.array_equal(data.x_train.numpy().reshape(-1, 3072), x) and data.y_train.tolist() == y.tolist()
+        return (
+            same
+            and np.array_equal(data.x_test.numpy().reshape(-1, 3072), test[0])
+            and (data.y_test.tolist() == test[1].tolist())
+        )
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+@pytest.mark.parametrize("pickled", [True, False])
+@pytest.mark.parametrize("inside", [True, False])
+def test_cifar_is_read_in_both_layouts(classes: int, pickled: bool, inside: bool, tmp_path: Path) -> None:
+    cifar = Cifar(classes, pickled)
+    root = cifar.write(tmp_path)
+    data = datasets.build(f"cifar{classes}", {"root": str(root / cifar.folder if inside else root)})
+    assert cifar.holds(data)
+    assert data.x_train.shape[1:] == (3, 32, 32) and data.x_train.dtype == torch.uint8 and data.classes == classes
+
+
+def test_each_papers_constants() -> None:
+    from fl_dist.data.cifar import NORMALISED
+
+    assert NORMALISED["fedgmt"][10] == ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    assert NORMALISED["fednsam"][100] == NORMALISED["fednsam"][10]
+    assert all(len(values) == 3 for paper in NORMALISED.values() for pair in paper.values() for values in pair)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, ("touch /tmp/was-run-by-a-pickle",)
+
+
+def test_a_pickle_that_would_run_a_program_is_refused(tmp_path: Path) -> None:
+    root = Cifar(10, True).write(tmp_path)
+    (root / "cifar-10-batches-py" / "data_batch_3").write_bytes(pickle.dumps({b"data": Evil()}))
+    text = refused("cifar10", root)
+    assert "data_batch_3 is not a batch of CIFAR (it holds posix.system, which is no array)" in text
+    assert not Path("/tmp/was-run-by-a-pickle").exists()
+
+
+def test_cifar_that_is_not_there_or_not_whole_is_named(tmp_path: Path) -> None:
+    assert "it has no folder cifar-10-batches-bin or cifar-10-batches-py; set data.root" in refused("cifar10", tmp_path)
+    root = Cifar(10, False).write(tmp_path)
+    file = root / "cifar-10-batches-bin" / "data_batch_4.bin"
+    data = file.read_bytes()
+    file.write_bytes(data[:-5])
+    assert "data_batch_4.bin is damaged: its 21,506 bytes are no whole number of images" in refused("cifar10", root)
+    file.write_bytes(b"\x0b" + data[1:])
+    assert "has a label 11; CIFAR-10 has 0 to 9" in refused("cifar10", root)
+    file.unlink()
+    assert "is not whole: data_batch_4.bin is missing" in refused("cifar10", root)
+
+
+def idx(array: np.ndarray) -> bytes:
+    return struct.pack(f">I{array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+
+
+def write_idx(
+    folder: Path, parts: tuple[str, str], classes: int, packed: bool, first: int = 0
+) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {}
+    for part, rows in zip(parts, (30, 8), strict=True):
+        arrays[part] = rng.integers(0, 256, (rows, 28, 28))
+        arrays[f"{part}y"] = first + np.arange(rows) % classes
+        for name, array in (("images-idx3-ubyte", arrays[part]), ("labels-idx1-ubyte", arrays[f"{part}y"])):
+            data = idx(array)
+            suffix = ".gz" if packed else ""
+            (folder / f"{part}{name}{suffix}").write_bytes(gzip.compress(data) if packed else data)
+    return arrays
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST/raw"), ("fashion_mnist", "FashionMNIST"), ("mnist", "")])
+def test_idx_files_are_read(name: str, folder: str, packed: bool, tmp_path: Path) -> None:
+    arrays = write_idx(tmp_path / folder, ("train-", "t10k-"), 10, packed)
+    data = datasets.build(name, {"root": str(tmp_path)})
+    assert data.x_train.shape == (30, 1, 28, 28) and np.array_equal(data.x_train[:, 0].numpy(), arrays["train-"])
+    assert data.y_test.tolist() == arrays["t10k-y"].tolist() and data.classes == 10
+
+
+@pytest.mark.parametrize(("split", "classes", "first"), [("byclass", 62, 0), ("letters", 26, 1), ("balanced", 47, 0)])
+def test_emnist_is_turned_upright_and_counted_from_0(split: str, classes: int, first: int, tmp_path: Path) -> None:
+    parts = (f"emnist-{split}-train-", f"emnist-{split}-test-")
+    arrays = write_idx(tmp_path, parts, min(classes, 8), packed=True, first=first)
+    data = datasets.build("emnist", {"root": str(tmp_path), "split": split})
+    assert data.classes == classes and int(data.y_train.min()) == 0
+    assert np.array_equal(data.x_test[3, 0].numpy(), arrays[parts[1]][3].T)
+
+
+def test_damaged_idx_files_are_named(tmp_path: Path) -> None:
+    assert "train-images-idx3-ubyte or train-images-idx3-ubyte.gz is missing" in refused("mnist", tmp_path)
+    write_idx(tmp_path, ("train-", "t10k-"), 10, packed=False)
+    images, labels = tmp_path / "train-images-idx3-ubyte", tmp_path / "t10k-labels-idx1-ubyte"
+    whole = images.read_bytes()
+    for data, expected in (
+        (whole[:-1], "its header says 30x28x28, but it holds 23.5 kB"),
+        (whole[:3], "is no idx file of bytes with 3 dimensions"),
+        (whole[:9], "is damaged"),
+        (b"\0\0\x08\x01" + whole[4:], "is no idx file of bytes with 3 dimensions"),
+        (whole[:4] + b"\xff" * 12, "is damaged"),
+    ):
+        images.write_bytes(data)
+        assert expected in refused("mnist", tmp_path)
+    images.write_bytes(whole)
+    labels.write_bytes(labels.read_bytes()[:8] + bytes([12] * 8))
+    assert "has a label 12; MNIST has 0 to 9" in refused("mnist", tmp_path)
+    labels.write_bytes(idx(np.arange(5)))
+    assert "t10k-images has 8 rows, t10k-labels 5" in refused("mnist", tmp_path)
+
+
+if REAL:
+
+    @pytest.mark.parametrize("name", ["cifar10", "mnist", "fashion_mnist"])
+    def test_the_real_data_is_what_it_should_be(name: str) -> None:
+        data = datasets.build(name, {"root": REAL})
+        assert len(data.y_test) == 10_000 and data.classes == 10
+        pixels = data.x_train.double() / 255
+        assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(data.mean, abs=1e-4)
+        assert pixels.std((0, 2, 3)).tolist() == pytest.approx(data.std, abs=1e-4)
