@@ -13,6 +13,9 @@ import pytest
 import torch
 
 from fl_dist.data import Dataset, datasets
+from fl_dist.data.ag_news import tokens
+from fl_dist.main import main
+from tests.jobs import QUIET, metrics, model_hash, run_ranks
 
 REAL = os.environ.get("FL_DIST_DATA", "")
 
@@ -163,6 +166,50 @@ def test_damaged_idx_files_are_named(tmp_path: Path) -> None:
     assert "has a label 12; MNIST has 0 to 9" in refused("mnist", tmp_path)
     labels.write_bytes(idx(np.arange(5)))
     assert "t10k-images has 8 rows, t10k-labels 5" in refused("mnist", tmp_path)
+
+
+def test_tokens_are_words_and_punctuation() -> None:
+    text = 'It\'s "big" news: Reuters - (AP) 3.5% up!'
+    assert tokens(text) == ["it", "'", "s", "big", "news", "reuters", "-", "(", "ap", ")", "3", ".", "5%", "up", "!"]
+
+
+def test_ag_news_is_rows_of_tokens(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text('"3","The cat","the cat sat"\n"1","A dog, a cat","x"\n')
+    (tmp_path / "test.csv").write_text('"4","The zebra",""\n')
+    data = datasets.build("ag_news", {"root": str(tmp_path), "length": 6})
+    numbers = {"cat": 1, "the": 2, "a": 3, ",": 4, "dog": 5, "sat": 6, "x": 7, "zebra": 8}
+    words = [["the", "cat", "the", "cat", "sat"], ["a", "dog", ",", "a", "cat", "x"]]
+    assert data.x_train.tolist() == [[numbers[w] for w in row] + [0] * (6 - len(row)) for row in words]
+    assert data.y_train.tolist() == [2, 0] and data.x_test.tolist() == [[2, 8, 0, 0, 0, 0]]
+    assert (data.classes, data.vocabulary, data.ids, data.is_real) == (4, 9, 9, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", "has no rows"), ("5,a,b\n", "a row that is not class (1 to 4)"), ("1\n", "a row that is not class (1 to 4)")],
+)
+def test_ag_news_that_is_not_is_named(text: str, expected: str, tmp_path: Path) -> None:
+    assert "train.csv cannot be read (No such file or directory" in refused("ag_news", tmp_path)
+    (tmp_path / "train.csv").write_text(text)
+    assert expected in refused("ag_news", tmp_path)
+
+
+def test_a_text_classifier_learns(tmp_path: Path) -> None:
+    """fasttext on a text of four kinds, on one process and on three ranks."""
+    words = [f"w{k}" for k in range(40)]
+    rng = np.random.default_rng(0)
+    for name, rows in (("train.csv", 200), ("test.csv", 40)):
+        kinds = rng.integers(0, 4, rows)
+        lines = [f'"{k + 1}","{" ".join(rng.choice(words[10 * k : 10 * k + 10], 5))}",""' for k in kinds]
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    settings = [f"data={{name: ag_news, root: {tmp_path}, length: 8}}", "model=fasttext", "partition=iid", "rounds=8"]
+    settings += [*QUIET, "clients={total: 5, per_round: 3}", "algorithm=fedgmt"]
+    settings += ["local={lr: 0.2, batch_size: 10, momentum: 0.5}"]
+    assert main([*settings, f"run.dir={tmp_path / 'one'}"]) == 0
+    assert metrics(tmp_path / "one")[-1]["test_accuracy"] > 0.9
+    codes, outputs = run_ranks(3, [*settings, f"run.dir={tmp_path / 'three'}"])
+    assert codes == [0, 0, 0], outputs
+    assert model_hash(tmp_path / "one") == model_hash(tmp_path / "three")
 
 
 if REAL:
