@@ -4,6 +4,7 @@ Parts see vectors, gradient oracles and numbers; no ranks, no data, no models.
 Conventions: an update points downhill; `delta` is a client's y_K - z; gradient-like buffers point uphill.
 """
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -154,6 +155,8 @@ class Algorithm:
 
     def __init__(self, *chain: Part) -> None:
         self.parts = chain
+        for part in chain:
+            _check_names(part)
         self.server = ("x", *_unique([(n, p) for p in chain for n in p.server]))
         self.client = _unique([(n, p) for p in chain for n in p.client])
         self.published = tuple(dict.fromkeys(n for p in chain for n in p.published))
@@ -291,6 +294,20 @@ def _name(part: Part) -> str:
 
 def _overrides(part: Part, hook: str) -> bool:
     return getattr(type(part), hook) is not getattr(Part, hook)
+
+
+HOOKS = [name for name, value in vars(Part).items() if callable(value) and not name.startswith("_")]
+
+
+def _check_names(part: Part) -> None:
+    """A misspelt hook would never be called, a text instead of a tuple of names be taken letter by letter."""
+    for kind in ("server", "client", "published", "layers", "needs", "after"):
+        if isinstance(getattr(part, kind), str):
+            raise Clash(f"part {_name(part)}: {kind} has to be a tuple of names, not the text {getattr(part, kind)!r}")
+    for name in {name for cls in type(part).__mro__ if cls not in Part.__mro__ for name in vars(cls)} - set(HOOKS):
+        close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)
+        if close and callable(getattr(part, name)):
+            raise Clash(f"part {_name(part)} has a method {name!r}, which is no hook; did you mean {close[0]!r}?")
 
 
 def _unique(owned: list[tuple[str, Part]]) -> tuple[str, ...]:

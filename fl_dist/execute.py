@@ -10,11 +10,11 @@ from dataclasses import asdict
 import torch
 
 from fl_dist import __version__
-from fl_dist.common.imports import origin
+from fl_dist.common.imports import origin, told
 from fl_dist.common.words import counted, message
 from fl_dist.config import Config, ConfigError
 from fl_dist.engine.client import ClientFailure
-from fl_dist.engine.server import TooFewSurvivors
+from fl_dist.engine.server import Diverged, TooFewSurvivors
 from fl_dist.engine.train import train
 from fl_dist.engine.world import World
 from fl_dist.machine.comm import Comm, Lost, connect, host
@@ -31,6 +31,7 @@ EXPECTED = (
     ValueError,
     OSError,
     ClientFailure,
+    Diverged,
     TooFewSurvivors,
     NoCheckpoint,
     RowsLost,
@@ -59,13 +60,14 @@ def execute(config: Config, folder: RunFolder, place: Place | None, stop: StopRe
         finished = train(world, comm, folder, start, stop)
         log.info("finished" if finished else "interrupted")
         return finished
-    except Exception as e:
+    except (Exception, SystemExit) as caught:
+        e = caught if isinstance(caught, Exception) else _exit_of(caught)
         if handlers and is_bug(e):
             e.add_note(f"the traceback is in {folder.logs / f'rank{comm.rank if comm else 0}.log'}")
         report(e)
         if comm is not None and not isinstance(e, Lost):
             comm.fail(one_line(e), exit_code(e), passes(e))
-        raise
+        raise e from e.__cause__
     finally:
         stop.settle()
         if comm is not None:
@@ -75,6 +77,13 @@ def execute(config: Config, folder: RunFolder, place: Place | None, stop: StopRe
             log.removeHandler(handler)
             with contextlib.suppress(OSError):
                 handler.close()
+
+
+def _exit_of(caught: SystemExit) -> Exception:
+    """Nothing that takes part in a run may end it as if it were done."""
+    error = RuntimeError(f"something called sys.exit({caught.code!r}){origin(caught)}")
+    error.__cause__ = caught
+    return error
 
 
 @contextlib.contextmanager
@@ -106,17 +115,17 @@ def exit_code(error: Exception) -> int:
 
 
 def is_bug(error: BaseException) -> bool:
-    """Whether the error, or what caused it, is none that was foreseen."""
+    """Whether the error, or what caused it, is none that was foreseen, or arose in the user's own code."""
     while isinstance(error, EXPECTED) and not isinstance(error, Lost) and error.__cause__ is not None:
         error = error.__cause__
-    return not isinstance(error, EXPECTED) and not _lacks_memory(error)
+    return (not isinstance(error, EXPECTED) or bool(origin(error))) and not _lacks_memory(error)
 
 
 def one_line(error: BaseException) -> str:
     if _lacks_memory(error):
         return f"not enough memory ({message(error)}); choose a smaller model, batch or data set"
-    told = message(error) if isinstance(error, EXPECTED) else f"{type(error).__name__}: {message(error)}{origin(error)}"
-    return "; ".join([told, *getattr(error, "__notes__", [])])
+    line = f"{message(error)}{origin(error)}" if isinstance(error, EXPECTED) else told(error)
+    return "; ".join([line, *getattr(error, "__notes__", [])])
 
 
 def _lacks_memory(error: BaseException) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
+from fl_dist.common.imports import origin
 from fl_dist.common.reading import as_yaml
 from fl_dist.config import Config, dump
 from fl_dist.config.arguments import resolve
@@ -43,6 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         bf16.make_safe(config)
         if arguments.check:
             return _check(config) if speaks else 0
+    except SystemExit as e:
+        if not origin(e):  # a signal before anything began
+            raise
+        terminal.complain(f"something called sys.exit({e.code!r}){origin(e)}", e if arguments.traceback else None)
+        return 2
     except Exception as e:
         report(e)
         if speaks:

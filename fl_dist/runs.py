@@ -75,7 +75,7 @@ class History(list[Row]):
         return pd.json_normalize(list(self))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Clients:
     """Who has what of the training data."""
 
@@ -90,6 +90,9 @@ class Clients:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __repr__(self) -> str:
+        return f"Clients({len(self)} with {min(self.sizes)} to {max(self.sizes)} rows)"
 
 
 class Run:
@@ -179,6 +182,9 @@ class Run:
 
     def _given(self, x: Rows, y: Rows | None) -> Dataset:
         rows = torch.as_tensor(x)
+        if self._facts["bytes"] != (rows.dtype == torch.uint8):
+            kind = "bytes (uint8)" if self._facts["bytes"] else "numbers, not bytes"
+            raise ValueError(f"rows have to be {kind}, as in the run's data; they are {rows.dtype}")
         targets = torch.empty(len(rows), 0) if y is None else torch.as_tensor(y)
         targets = targets if targets.is_floating_point() else targets.long()
         return Dataset(rows, targets, rows, targets, mean=tuple(self._facts["mean"]), std=tuple(self._facts["std"]))
@@ -224,10 +230,14 @@ def _plain(value: Any) -> Any:
         return [_plain(inner) for inner in value]
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, np.generic):
+        return value.item()
     return _import_path(value) if callable(value) else value
 
 
 def _import_path(builder: Callable[..., Any]) -> str:
+    if not hasattr(builder, "__qualname__"):
+        raise ConfigError(f"a {type(builder).__name__} cannot be named; give the function or class that builds it")
     if "<locals>" in builder.__qualname__:
         raise ConfigError(f"{builder.__qualname__} is defined inside a function and cannot be imported; move it out")
     return f"{builder.__module__}:{builder.__qualname__}"

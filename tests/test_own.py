@@ -107,6 +107,10 @@ HOOKS = {
         "def report(self, s, mean, r):\n        return {'norm': 1.0}",
         "part mine: report gave 'norm', which the part does not declare",
     ),
+    "server step that is not finite": (
+        "def update(self, delta, s, mean, r):\n        return delta / 0",
+        "round 1: the server step made values that are not finite; lower server.lr, or look at the server hooks",
+    ),
     "layer that is not there": (
         "layers = ('layers.7',)",
         "a part asks for the layer 'layers.7' of the model; did you mean 'layers.1'?",
@@ -123,6 +127,87 @@ def test_a_hook_that_breaks_its_promise_is_named(
     # Whatever the policy for clients that fail: a part is no client.
     line = complaint([f"algorithm={{parts: [{name}:Mine]}}", "clients.on_failure=drop"], capsys)
     assert expected in line
+
+
+CHAINS = {
+    "misspelt hook": (
+        "def directoin(self, w, grad, s, i, r): ...",
+        "part mine has a method 'directoin', which is no hook; did you mean 'direction'?",
+    ),
+    "text for names": ("client = 'memory'", "part mine: client has to be a tuple of names, not the text 'memory'"),
+}
+
+
+@pytest.mark.parametrize("mistake", CHAINS)
+def test_a_part_with_wrong_names_is_refused(
+    mistake: str, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    body, expected = CHAINS[mistake]
+    (tmp_path / f"{name}.py").write_text(f"{PARTS}    {body}\n")
+    assert expected in complaint([f"algorithm={{parts: [{name}:Mine]}}"], capsys, code=2)
+
+
+def test_an_error_that_a_part_raises_itself_has_its_place_and_a_traceback(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / f"{name}.py").write_text(
+        f"{PARTS}    def update(self, delta, s, mean, r):\n        raise ValueError('no')\n"
+    )
+    capsys.readouterr()
+    assert main([*SMALL, f"algorithm={{parts: [{name}:Mine]}}", "run.dir=run"]) == 1
+    assert capsys.readouterr().err == f"error: no ({name}.py, line 7); the traceback is in run/logs/rank0.log\n"
+    assert "raise ValueError('no')" in (tmp_path / "run" / "logs" / "rank0.log").read_text()
+
+
+AUGMENTATIONS = {
+    "nothing": "return lambda x, generator: None",
+    "another type": "return lambda x, generator: x + 0.5",
+    "fewer rows": "return lambda x, generator: x[1:]",
+}
+
+
+@pytest.mark.parametrize("mistake", AUGMENTATIONS)
+def test_an_augmentation_keeps_the_type_and_the_rows(
+    mistake: str, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / f"{name}.py").write_text(f"def mine():\n    {AUGMENTATIONS[mistake]}\n")
+    line = complaint([f"augment={name}:mine"], capsys)
+    assert "the augmentation made " in line and "keep the type and the number of rows" in line
+
+
+def test_settings_of_all_kinds_of_types(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text(
+        "from enum import Enum\nfrom pathlib import Path\nfrom typing import Literal\nfrom torch import nn\n"
+        "class Kind(Enum):\n    A = 'a'\n    B = 'b'\n"
+        "def net(shape, outputs, *, kind: Kind = Kind.A, file: Path = Path('.'), sizes: tuple[int, str] = (1, 'x'),\n"
+        "        some: set[int] = {3}, deep: list[int] = [], maybe: int | None = None, one: Literal['p', 'q'] = 'p'):\n"
+        "    assert isinstance(kind, Kind) and isinstance(file, Path) and isinstance(sizes, tuple)\n"
+        "    assert (kind, sizes, some, deep) in ((Kind.A, (1, 'x'), {3}, []), (Kind.B, (2, 'z'), {4, 5}, [1]))\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))\n"
+    )
+    assert main([*SMALL, f"model={name}:net", "run.dir=defaults"]) == 0
+    given = "kind: b, file: /tmp, sizes: [2, z], some: [4, 5], deep: [1], maybe: 3, one: q"
+    assert main([*SMALL, f"model={{name: {name}:net, {given}}}", "run.dir=given"]) == 0
+    assert main([*SMALL, f"model={{name: {name}:net, {given}}}", "run.dir=given", "rounds=3"]) == 0
+    assert fl_dist.load("given").config.model["sizes"] == [2, "z"]
+
+
+def test_one_process_may_run_several_versions_and_namesakes(name: str, tmp_path: Path) -> None:
+    """A notebook: files are edited between runs, and two folders have a module of one name."""
+    text = (
+        "from torch import nn\ndef net(shape, outputs):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, {0}), nn.Linear({0}, outputs))\n"
+    )
+    sizes = []
+    for folder, width in (("a", 3), ("b", 5), ("a", 7), ("b", 5)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / f"{name}.py").write_text(text.format(width))
+        (tmp_path / folder / "c.yaml").write_text(
+            f"rounds: 1\nmodel: {name}:net\nmonitor: {{wandb: {{mode: disabled}}}}\n"
+        )
+        made = fl_dist.run(tmp_path / folder / "c.yaml", run={"dir": f"run{len(sizes)}"}, quiet=True)
+        sizes.append(len(load_file(made.path / "model.safetensors")["1.bias"]))
+    assert sizes == [3, 5, 7, 5]
 
 
 def test_a_bug_in_a_part_names_its_line_and_leaves_a_traceback_on_the_rank_that_had_it(
@@ -208,7 +293,21 @@ def test_a_builder_that_cannot_be_used_is_named(
 
 
 PRODUCTS = {
-    "not a module": ("def net(shape, outputs): return 3", "model {}:net gave 3; it has to be a torch.nn."),
+    "exit": ("import sys\ndef net(shape): sys.exit(0)", "model {}:net failed: SystemExit: 0 ({}.py, line 2)"),
+    "exit in a pass": (
+        "import sys\nfrom torch import nn\nclass net(nn.Linear):\n"
+        "    def __init__(self, shape, outputs): super().__init__(64, outputs)\n"
+        "    def forward(self, x):\n        if self.training: sys.exit(0)\n"
+        "        return super().forward(x.flatten(1))",
+        "RuntimeError: something called sys.exit(0) ({}.py, line 6)",
+    ),
+    "not finite": (
+        "from torch import nn\nclass net(nn.Linear):\n"
+        "    def __init__(self, shape, outputs): super().__init__(64, outputs)\n"
+        "    def forward(self, x): return super().forward(x.flatten(1)) / 0",
+        "model {}:net gave values that are not finite for rows of shape [1, 8, 8], before any training",
+    ),
+    "not a module": ("def net(shape, outputs): return 3", "model {}:net gave 3; it has to be a Module"),
     "a bug": (
         "def net(shape, outputs): return shape.size",
         "model {}:net failed: AttributeError: 'tuple' object has no attribute 'size' ({}.py, line 1)",
@@ -263,6 +362,8 @@ TASKS = {
         "loss gave a tensor of float32 and shape [2] on cpu, not a tensor of",
     ),
     "no dict": ("return {", "return outputs, {", "measure gave a tuple, not a dict of tensors"),
+    "a mean": ("outputs[:, 0] > 0", "(outputs[:, 0] > 0).double().mean()", "measure gave one number for 'good', not"),
+    "no best": ('Headline("good")', 'Headline("good", "most")', "the best of its headline is 'most', not max or min"),
     "no headline": (', "good": outputs[:, 0] > 0', "", "its metrics are loss; 'good' is missing"),
     "a bug": ("outputs[:, 0] > 0", "outputs[:, 0] > zero", "NameError: name 'zero' is not defined ({}.py, line 12)"),
 }
@@ -341,7 +442,7 @@ def test_partitions_and_augmentations_of_ones_own(name: str, tmp_path: Path) -> 
         "def turns(rows: int, clients: int, *, first: int = 0):\n"
         "    return [np.arange((first + k) % clients, rows, clients) for k in range(clients)]\n"
         "def noise(*, size: float = 0.1):\n"
-        "    return lambda x, generator: x + size * torch.randn(x.shape, generator=generator)\n"
+        "    return lambda x, generator: (x + size * torch.rand(x.shape, generator=generator)).to(x.dtype)\n"
     )
     own = [f"partition={{name: {name}:turns, first: 1}}", f"augment={{name: {name}:noise, size: 2.0}}"]
     assert main([*SMALL, *own, "run.dir=run"]) == 0

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import importlib.machinery
 import os
 import sys
 import sysconfig
@@ -36,11 +37,14 @@ def is_path(name: object) -> bool:
 
 
 def imported(name: str) -> Callable[..., Any]:
-    """The function or class that `module:name` stands for."""
+    """The function or class that `module:name` stands for, as its file says now."""
     where, _, what = name.partition(SEPARATOR)
-    if not where or not what:
-        raise BadImport(f"{name!r} is not of the form module:name")
+    if not where or not what or not all(part.isidentifier() for part in where.split(".")):
+        hint = f"; write {where.removesuffix('.py')}:{what}" if where.endswith(".py") and what else ""
+        raise BadImport(f"{name!r} is not of the form module:name{hint}")
+    _forget_outdated()
     module = _module(where)
+    _known.update({module.__name__: _digest(file) for file, module in _sources(module).items() if _is_own(file)})
     if not hasattr(module, what):
         here = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         raise BadImport(f"{_file(module) or where} has no {what!r}; {nearest(what, here)}")
@@ -51,7 +55,6 @@ def imported(name: str) -> Callable[..., Any]:
 
 
 def _module(name: str) -> types.ModuleType:
-    importlib.invalidate_caches()  # the file may be younger than the last look into its folder
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as e:
@@ -59,9 +62,44 @@ def _module(name: str) -> types.ModuleType:
         if missing is not None and f"{name}.".startswith(f"{missing}."):
             raise BadImport(
                 f"there is no module {missing!r} in the working folder {Path.cwd()}, in that of the configuration, "
-                "or among the installed packages"
+                "or among the installed packages; go where it is, or put its folder on PYTHONPATH"
             ) from None
-        raise BadImport(f"importing {name} failed: {type(e).__name__}: {message(e)}{origin(e)}") from e
+        raise BadImport(f"importing {name} failed: {told(e)}") from e
+
+
+_known: dict[str, str] = {}
+"""Modules of the user's that were imported for a name, and what their files held."""
+
+
+def _forget_outdated() -> None:
+    """A process may run several configurations: what lies elsewhere now, or was edited, is imported anew."""
+    importlib.invalidate_caches()
+    if all(_is_current(name, digest) for name, digest in _known.items()):
+        return
+    for name in _known:
+        sys.modules.pop(name, None)
+    _known.clear()
+
+
+def _is_current(name: str, digest: str) -> bool:
+    module = sys.modules.get(name)
+    file = _file(module) if module is not None else None
+    if file is None or not file.is_file() or _digest(file) != digest:
+        return False
+    top = importlib.machinery.PathFinder.find_spec(name.partition(".")[0])
+    origin = Path(top.origin).resolve() if top is not None and top.origin else None
+    return origin is None or origin == file or origin.parent in file.parents
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def told(error: BaseException) -> str:
+    """An error of somebody's code in one line: its kind, its words, where it arose."""
+    kind, words = type(error).__name__, str(error).strip()
+    place = origin(error)
+    return (f"{kind}: {message(error)}" if words else kind) + ("" if place.strip() in words else place)
 
 
 def own_error(error: BaseException) -> BaseException | None:
@@ -86,11 +124,11 @@ def source_hash(names: Iterable[str]) -> str:
     for name in sorted(names):
         digest.update(name.encode())
         for file in sorted(_sources(importlib.import_module(name.partition(SEPARATOR)[0]))):
-            digest.update(file.read_bytes())
+            digest.update(_digest(file).encode())
     return digest.hexdigest()
 
 
-def _sources(module: types.ModuleType) -> set[Path]:
+def _sources(module: types.ModuleType) -> dict[Path, types.ModuleType]:
     """The module's file and, if it is the user's own, those of the user's modules whose contents it uses."""
     found: dict[Path, types.ModuleType] = {}
     waiting = [module]
@@ -103,7 +141,7 @@ def _sources(module: types.ModuleType) -> set[Path]:
         if _is_own(file):
             used = (sys.modules.get(_home(value)) for value in list(vars(module).values()))
             waiting += [other for other in used if other is not None and _is_own(_file(other))]
-    return set(found)
+    return found
 
 
 def _home(value: Any) -> str:

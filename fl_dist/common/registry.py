@@ -5,6 +5,7 @@ that are registered, every `module:name` that can be imported is one.
 """
 
 import inspect
+import json
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
@@ -12,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, create_model
 from pydantic.errors import PydanticUserError
 
-from fl_dist.common.imports import imported, is_path, origin
+from fl_dist.common.imports import imported, is_path, told
 from fl_dist.common.words import message, nearest, shortened
 
 T = TypeVar("T")
@@ -64,24 +65,31 @@ class Registry(Generic[T]):
 
     def schema(self, name: str) -> type[Strict]:
         """The pydantic model of the builder's keyword-only parameters."""
+        if is_path(name):  # whose file may change
+            return _schema(name, self[name], self.supplied)
         if name not in self._schemas:
             self._schemas[name] = _schema(name, self[name], self.supplied)
         return self._schemas[name]
 
     def validate(self, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """The settings with defaults filled in, or a pydantic error."""
-        return self.schema(name).model_validate(settings).model_dump()
+        """The settings as plain data with defaults filled in, or a pydantic error."""
+        return self._checked(name, settings).model_dump(mode="json")
+
+    def _checked(self, name: str, settings: dict[str, Any]) -> Strict:
+        # As JSON: strict, and yet text may become a path or a member of an enumeration, and a list a tuple.
+        return self.schema(name).model_validate_json(json.dumps(settings))
 
     def takes(self, name: str) -> set[str]:
         """What the builder wants of the program."""
         return {p.name for p in _parameters(self[name]) if not _is_setting(p)}
 
     def build(self, name: str, settings: dict[str, Any], **supplied: Any) -> T:
-        checked = self.validate(name, settings)
-        made = self._call(name, {wanted: supplied[wanted] for wanted in self.takes(name)} | checked)
+        checked = self._checked(name, settings)
+        values = {field: getattr(checked, field) for field in type(checked).model_fields}
+        made = self._call(name, {wanted: supplied[wanted] for wanted in self.takes(name)} | values)
         if self.product is not None and not isinstance(made, self.product):
-            wanted = f"{self.product.__module__}.{self.product.__qualname__}"
-            raise BadBuilder(f"{self.kind} {name} gave {shortened(repr(made))}; it has to be a {wanted}")
+            product = self.product.__qualname__
+            raise BadBuilder(f"{self.kind} {name} gave {shortened(repr(made))}; it has to be a {product}")
         return made
 
     def _call(self, name: str, arguments: dict[str, Any]) -> T:
@@ -89,10 +97,10 @@ class Registry(Generic[T]):
             return self[name](**arguments)
         except (ValueError, OSError, MemoryError):
             raise  # a message for people
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             if not is_path(name):
                 raise
-            raise BadBuilder(f"{self.kind} {name} failed: {type(e).__name__}: {message(e)}{origin(e)}") from e
+            raise BadBuilder(f"{self.kind} {name} failed: {told(e)}") from e
 
 
 def _parameters(builder: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -38,12 +38,25 @@ class Dataset:
             x, y = getattr(self, f"x_{part}"), getattr(self, f"y_{part}")
             if not len(x) or len(x) != len(y):
                 raise ValueError(f"a data set needs rows with a target each; x_{part} has {len(x)}, y_{part} {len(y)}")
+            if y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
+                object.__setattr__(self, f"y_{part}", y.long())  # what torch takes as labels
         alike = is_real(self.x_train) == is_real(self.x_test) and (
             (self.x_train.dtype == torch.uint8) == (self.x_test.dtype == torch.uint8)
         )
         if self.x_train.shape[1:] != self.x_test.shape[1:] or not alike:
             kinds = [f"{str(x.dtype).removeprefix('torch.')} {list(x.shape[1:])}" for x in (self.x_train, self.x_test)]
             raise ValueError(f"rows of a data set's x_train are {kinds[0]}, of its x_test {kinds[1]}; make them alike")
+
+        channels = self.x_train.shape[1] if self.x_train.dim() > 1 else 1
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (0, 1, channels):
+                raise ValueError(f"{name} of a data set has {len(values)} values, its rows {channels} channels")
+        if not all(self.std):
+            raise ValueError("std of a data set has a 0, by which its rows would be divided")
+        if self.client is not None and (
+            not isinstance(self.client, np.ndarray) or self.client.shape != (len(self.x_train),)
+        ):
+            raise ValueError("client of a data set has to be a numpy array with one client id for each training row")
 
     @property
     def shape(self) -> tuple[int, ...]:

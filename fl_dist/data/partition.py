@@ -4,7 +4,7 @@ A builder takes what it needs of: `labels` (the class of each row), `targets` (w
 `rows` (their number), `clients` (how many), `rng`, and `given` (the client ids that came with the data, or None).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ from fl_dist.data.dataset import labels_of
 Parts = list[np.ndarray]
 
 partitions: Registry[Parts] = Registry(
-    "partition", list, supplied=("labels", "targets", "rows", "clients", "rng", "given")
+    "partition", Sequence, supplied=("labels", "targets", "rows", "clients", "rng", "given")
 )
 
 STREAM = 0x5EED  # sets the draws of the partition apart from everything else that uses the seed

@@ -70,7 +70,13 @@ class Samples:
             shuffled = rows if size == len(rows) else rows[torch.randperm(len(rows), generator=order)]
             for piece in shuffled.split(size):
                 x, y = self._take(piece)
-                yield self.task.batch(normalise(self.augment(x, noise), self.dataset, self.dtype), y)
+                yield self.task.batch(normalise(self._augmented(x, noise), self.dataset, self.dtype), y)
+
+    def _augmented(self, x: Tensor, noise: torch.Generator) -> Tensor:
+        augmented = self.augment(x, noise)
+        if not isinstance(augmented, Tensor) or augmented.dtype != x.dtype or len(augmented) != len(x):
+            raise Mistake(f"the augmentation made {what(augmented)} of {what(x)}; keep the type and the number of rows")
+        return augmented
 
     def plain(self, client: int) -> Iterator[Batch]:
         """The client's data once, in order, without augmentation."""

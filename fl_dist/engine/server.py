@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fl_dist.core import Vars
@@ -13,6 +14,13 @@ from fl_dist.engine.world import BUFFERS, UPDATE, World
 
 class TooFewSurvivors(RuntimeError):
     """A round in which too many clients failed."""
+
+
+class Diverged(RuntimeError):
+    """A server step that cannot be used."""
+
+
+REMEDY_SERVER = "lower server.lr, or look at the server hooks of the algorithm's parts"
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,8 @@ class Server:
         mean, update = self._means(survivors, up)
         update.mul_(self.world.config.server.lr)
         told = self.world.algorithm.update(update, self.vars, mean, self.world.round(index, len(survivors)))
+        if not bool(torch.isfinite(self.vars.x.sum())):  # what clients sent was finite
+            raise Diverged(f"round {index + 1}: the server step made values that are not finite; {REMEDY_SERVER}")
         return self._outcome(index, cohort, survivors, reports, assignment, told)
 
     def _check_survivors(self, index: int, survivors: list[int], cohort: list[int]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from fl_dist.common.contract import Mistake
-from fl_dist.common.imports import origin
+from fl_dist.common.imports import told
 from fl_dist.core import Round
 from fl_dist.engine.client import ClientFailure, LocalTraining, Trained
 from fl_dist.engine.downlink import Downlink
@@ -89,7 +89,7 @@ class Worker:
         except OutOfRange as e:
             raise ClientFailure(str(e)) from None
         except Exception as e:
-            raise ClientFailure(f"{type(e).__name__}: {e}{origin(e)}") from e
+            raise ClientFailure(told(e)) from e
         return trained
 
     def _add(self, client: int, trained: Trained, up: Uplink) -> None:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from fl_dist.algorithms import build
 from fl_dist.common.contract import Mistake, what
-from fl_dist.common.imports import origin, source_hash
+from fl_dist.common.imports import source_hash, told
 from fl_dist.common.randomness import seed_global, torch_seed
 from fl_dist.common.registry import BadBuilder
-from fl_dist.common.words import counted, message
+from fl_dist.common.words import counted
 from fl_dist.config import Config, ConfigError, import_paths, schedule
 from fl_dist.core import Round, Vars
 from fl_dist.data import Dataset, datasets, labels_of, normalise
@@ -35,6 +35,8 @@ class Facts:
     shape: list[int]
     outputs: int
     vocabulary: int
+    bytes: bool
+    """Whether its rows are bytes, which are divided by 255."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     headline: dict[str, Any]
@@ -103,19 +105,20 @@ class World:
             outputs = self.twin.module(x)
         except Exception as e:
             ids = "" if self.dataset.is_real else " of ids, for which it needs an embedding"
-            why = f"{type(e).__name__}: {message(e)}{origin(e)}"
-            raise BadBuilder(f"model {name} cannot take {asked}{ids}: {why}") from e
+            raise BadBuilder(f"model {name} cannot take {asked}{ids}: {told(e)}") from e
         if not isinstance(outputs, Tensor):
             raise BadBuilder(f"model {name} gave {what(outputs)} for {asked}; it has to give a tensor")
         if outputs.shape[-1] != self.made_for.outputs or outputs.shape[:1] != x.shape[:1]:
             wanted = f"{self.made_for.outputs} numbers for each, as task {self.config.task['name']} asks"
             raise BadBuilder(f"model {name} gave shape {list(outputs.shape)} for {len(x)} {asked}, not {wanted}")
+        if not bool(torch.isfinite(outputs).all()):
+            raise BadBuilder(f"model {name} gave values that are not finite for {asked}, before any training")
         try:
             try_task(self.task, self.config.task["name"], outputs, y)
         except Mistake:
             raise
         except Exception as e:
-            why = f"{type(e).__name__}: {message(e)}{origin(e)}"
+            why = told(e)
             raise BadBuilder(
                 f"task {self.config.task['name']} failed on outputs of shape {list(outputs.shape)}: {why}"
             ) from e
@@ -157,7 +160,7 @@ class World:
     def facts(self) -> Facts:
         shape, outputs, vocabulary = self.made_for
         data, headline = self.dataset, self.task.headline._asdict()
-        return Facts(list(shape), outputs, vocabulary, data.mean, data.std, headline)
+        return Facts(list(shape), outputs, vocabulary, data.x_train.dtype == torch.uint8, data.mean, data.std, headline)
 
     def contents(self) -> dict[str, str]:
         """Hashes of what the run is made of beyond its configuration: files may change behind their names."""

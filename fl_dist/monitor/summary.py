@@ -1,5 +1,6 @@
 """A run in a few numbers: what its rows amount to."""
 
+import math
 import statistics
 from typing import Any
 
@@ -12,7 +13,8 @@ Summary = dict[str, Any]
 def summarise(rows: list[dict[str, Any]], last: int, headline: Headline, finished: bool) -> Summary:
     """The headline's metric as mean and sample deviation over the last rounds, last and best; totals."""
     metric = headline.name
-    tested = [(r["round"], r[f"test_{metric}"]) for r in rows if r.get(f"test_{metric}") is not None]
+    scores = [(r["round"], r.get(f"test_{metric}")) for r in rows]
+    tested = [(index, score) for index, score in scores if score is not None and math.isfinite(score)]
     return {
         "finished": finished,
         "rounds": rows[-1]["round"] if rows else 0,
@@ -40,17 +42,26 @@ def _scores(tested: list[tuple[int, float]], before: int, headline: Headline) ->
 
 def summary_lines(summary: Summary, headline: Headline, folder: str) -> list[str]:
     """A finished run's last words."""
-    metric, dropped = headline.name, summary["dropped"]
-    last, best = headline.shown(summary[f"last_{metric}"]), headline.shown(summary[f"best_{metric}"])
+    dropped = summary["dropped"]
     lines = [
         "",
-        f"{f'final {metric}':<15} {_final(summary, headline)}",
-        f"last / best     {last} / {best} in round {summary['best_round']}",
+        *_score_lines(summary, headline),
         f"sent            {size(summary['bytes'])} to and from clients",
         f"time            {duration(summary['seconds'])}",
         f"files           {folder}/  (config.yaml, metrics.jsonl, summary.json, model.safetensors, logs/, checkpoint/)",
     ]
     return lines if not dropped else [*lines, f"dropped         {counted(dropped, 'client')} failed and were left out"]
+
+
+def _score_lines(summary: Summary, headline: Headline) -> list[str]:
+    metric = headline.name
+    if f"last_{metric}" not in summary:
+        return [f"{f'final {metric}':<15} never finite"]
+    last, best = headline.shown(summary[f"last_{metric}"]), headline.shown(summary[f"best_{metric}"])
+    return [
+        f"{f'final {metric}':<15} {_final(summary, headline)}",
+        f"last / best     {last} / {best} in round {summary['best_round']}",
+    ]
 
 
 def _final(summary: Summary, headline: Headline) -> str:

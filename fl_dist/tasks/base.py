@@ -72,6 +72,11 @@ def try_task(task: Task, name: str, outputs: Tensor, y: Tensor) -> None:
     values = task.measure(*aligned)
     if not isinstance(values, dict) or not all(isinstance(value, Tensor) for value in values.values()):
         raise Mistake(f"task {name}: measure gave {what(values)}, not a dict of tensors")
+    for metric, value in values.items():
+        if not value.dim():
+            raise Mistake(f"task {name}: measure gave one number for {metric!r}, not the values of its rows")
+    if task.headline.best not in ("max", "min"):
+        raise Mistake(f"task {name}: the best of its headline is {task.headline.best!r}, not max or min")
     metrics = task.metrics({metric: float(value.double().mean()) for metric, value in values.items()})
     for metric in ("loss", task.headline.name):
         if metric not in metrics:

@@ -26,8 +26,10 @@ class Classification(Task):
                     "set task.name to what fits"
                 )
 
-        if data.classes and not 0 <= self._labels(data).min() <= self._labels(data).max() < data.classes:
-            raise ValueError(f"the data has a label {self._labels(data).max()}, but {data.classes} classes")
+        low, high = (int(extreme) for extreme in torch.aminmax(self._labels(data)))
+        if low < 0 or (data.classes and high >= data.classes):
+            wrong, known = (low if low < 0 else high), f"; it has {data.classes} classes" if data.classes else ""
+            raise ValueError(f"the data has a label {wrong}: number labels from 0 on{known}")
 
     def outputs(self, data: Dataset) -> int:
         return data.classes or int(self._labels(data).max()) + 1
