@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.chaos import chaos, settings
 from tests.jobs import environment, model_hash, results, run, torchrun
+
+pytestmark = pytest.mark.thorough
 
 
 def test_random_kills_change_nothing(tmp_path: Path) -> None:

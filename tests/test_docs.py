@@ -105,6 +105,7 @@ def test_the_readme_runs_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sum(p.numel() for p in names["model"].parameters()) == (3 + 1) * 5
 
 
+@pytest.mark.thorough
 class TestANewAlgorithm:
     """The guide, followed to the letter in a copy of the repository."""
 

@@ -18,6 +18,7 @@ from fl_dist.monitor.console import STARTING
 from tests.jobs import QUIET, ROOT, Rank, environment, free_port, started, started_ranks, torchrun
 from tests.test_checkpoint import listening
 
+pytestmark = pytest.mark.thorough
 SETTINGS = (
     *QUIET,
     "rounds=100000",

@@ -160,6 +160,7 @@ def test_submitit_reports_a_failure_in_one_line(config, tmp_path):
     assert "data file /none.npz does not exist" in output.splitlines()[-1]
 
 
+@pytest.mark.thorough
 def test_a_local_sweep_runs_skips_and_reports(config, tmp_path, capsys):
     good = f"base: {config}\nresources: {{tasks_per_node: 2}}\ngrid: {{rounds: [3], seed: [0, 1]}}\n"
     lost = "list: [{algorithm.name: fedavg}, {label: lost, data: {name: npz, path: /none.npz}}]\n"

@@ -87,6 +87,7 @@ def test_offline_mirror_holds_every_round_and_writes_only_below_the_run(tmp_path
     assert "test_accuracy" in shown.stdout
 
 
+@pytest.mark.thorough
 def test_a_mirror_that_cannot_connect_does_not_stop_training(tmp_path: Path) -> None:
     env = environment(HOME=str(tmp_path), WANDB_API_KEY="0" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
     command = [sys.executable, "-m", "fl_dist.main", *SMALL, f"run.dir={tmp_path / 'run'}"]

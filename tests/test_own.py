@@ -226,6 +226,7 @@ def test_a_bug_in_a_part_names_its_line_and_leaves_a_traceback_on_the_rank_that_
     assert "Traceback" in log and "i.a = s.b + undefined" in log
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("launcher", ["fl_dist.main", "launch.local", "launch.submit"])
 def test_every_launcher_shows_a_traceback_if_asked(launcher: str, name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text("import nothing_of_that_name\n")
@@ -451,6 +452,7 @@ def test_partitions_and_augmentations_of_ones_own(name: str, tmp_path: Path) -> 
     assert fl_dist.load("run").clients.rows[3].tolist() == list(range(0, 1437, 4))
 
 
+@pytest.mark.thorough
 def test_a_sweep_finds_what_lies_beside_its_file(name: str, tmp_path: Path) -> None:
     """Though it is started elsewhere, and has no base."""
     (tmp_path / "sweep").mkdir()

@@ -10,6 +10,8 @@ import pytest
 from tests.guide import blocks, file_of, install, variables, write_files
 from tests.jobs import metrics, model_hash
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
