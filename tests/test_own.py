@@ -3,6 +3,7 @@
 import itertools
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 import fl_dist
 from fl_dist.algorithms import algorithms, papers, parts
 from fl_dist.main import main
+from launch.rank import _leave
 from tests.jobs import QUIET, ROOT, model_hash, run, run_ranks
 from tests.snippets import snippets
 
@@ -469,3 +471,15 @@ def test_a_sweep_finds_what_lies_beside_its_file(name: str, tmp_path: Path) -> N
     code, output = run(command, cwd=tmp_path / "elsewhere")
     assert code == 0, output
     assert len(list((tmp_path / "elsewhere" / "runs" / "two").glob("*/model.safetensors"))) == 2
+
+
+def test_a_signal_before_anything_began_is_no_exit_of_the_users_code(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Launched ranks leave by SystemExit when a signal comes while their configuration is read."""
+    (tmp_path / f"{name}.py").write_text("def net(shape, outputs): ...")
+
+    interrupted = eval("lambda words: leave(15, None)", {"leave": _leave})  # in no file of the user's
+    with mock.patch("fl_dist.main.resolve", interrupted), pytest.raises(SystemExit) as left:
+        main([*SMALL, f"model={name}:net"])
+    assert left.value.code == 75 and capsys.readouterr().err == ""

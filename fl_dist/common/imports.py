@@ -15,7 +15,8 @@ from typing import Any
 from fl_dist.common.words import message, nearest
 
 SEPARATOR = ":"
-_OURS = Path(__file__).resolve().parents[1]
+_HERE = Path(__file__).resolve().parents[2]
+_OURS = (_HERE / "fl_dist", _HERE / "launch")
 _INSTALLED = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")}
 
 
@@ -44,7 +45,8 @@ def imported(name: str) -> Callable[..., Any]:
         raise BadImport(f"{name!r} is not of the form module:name{hint}")
     _forget_outdated()
     module = _module(where)
-    _known.update({module.__name__: _digest(file) for file, module in _sources(module).items() if _is_own(file)})
+    used = {other.__name__: file for file, other in _sources(module).items() if _is_own(file)}
+    _known.update({other: _digest(file) for other, file in used.items() if other != "__main__"})
     if not hasattr(module, what):
         here = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         raise BadImport(f"{_file(module) or where} has no {what!r}; {nearest(what, here)}")
@@ -155,4 +157,4 @@ def _file(module: types.ModuleType) -> Path | None:
 
 
 def _is_own(file: Path | None) -> bool:
-    return file is not None and not any(folder in file.parents for folder in (_OURS, *_INSTALLED))
+    return file is not None and not any(folder in file.parents for folder in (*_OURS, *_INSTALLED))
