@@ -84,16 +84,19 @@ def test_each_papers_constants() -> None:
 
 
 class Evil:
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
     def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
-        return os.system, ("touch /tmp/was-run-by-a-pickle",)
+        return os.system, (f"touch {self.trace}",)
 
 
 def test_a_pickle_that_would_run_a_program_is_refused(tmp_path: Path) -> None:
     root = Cifar(10, True).write(tmp_path)
-    (root / "cifar-10-batches-py" / "data_batch_3").write_bytes(pickle.dumps({b"data": Evil()}))
+    (root / "cifar-10-batches-py" / "data_batch_3").write_bytes(pickle.dumps({b"data": Evil(tmp_path / "trace")}))
     text = refused("cifar10", root)
     assert "data_batch_3 is not a batch of CIFAR (it holds posix.system, which is no array)" in text
-    assert not Path("/tmp/was-run-by-a-pickle").exists()
+    assert not (tmp_path / "trace").exists()
 
 
 def test_cifar_that_is_not_there_or_not_whole_is_named(tmp_path: Path) -> None:
