@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import fl_dist
 from fl_dist.algorithms import algorithms, papers, parts
+from fl_dist.common.reading import ConfigError
 from fl_dist.main import main
 from launch.rank import _leave
 from tests.jobs import QUIET, ROOT, model_hash, run, run_ranks
@@ -210,6 +211,10 @@ def test_one_process_may_run_several_versions_and_namesakes(name: str, tmp_path:
         made = fl_dist.run(tmp_path / folder / "c.yaml", run={"dir": f"run{len(sizes)}"}, quiet=True)
         sizes.append(len(load_file(made.path / "model.safetensors")["1.bias"]))
     assert sizes == [3, 5, 7, 5]
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "c.yaml").write_text(f"model: {name}:net\n")
+    with pytest.raises(ConfigError, match=f"there is no module '{name}'"):  # no longer beside another configuration
+        fl_dist.run(tmp_path / "d" / "c.yaml")
 
 
 def test_a_bug_in_a_part_names_its_line_and_leaves_a_traceback_on_the_rank_that_had_it(

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import traceback
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,18 @@ class BadImport(ValueError):
     """Something that a user named cannot be had; an error of the user's own code is its cause."""
 
 
-def search_in(*folders: str | Path) -> None:
-    """Look for modules in these folders before all others, in this process and in those that it starts."""
+def search_in(*folders: str | Path, forget: Sequence[str] = ()) -> list[str]:
+    """Look for modules in these folders before all others, in this process and in those that it starts.
+
+    Returned is what was not looked at before; what an earlier call returned may be forgotten now.
+    """
     own = list(dict.fromkeys(str(Path(folder).resolve()) for folder in folders))
-    sys.path[:] = [*own, *(entry for entry in sys.path if entry not in own)]
-    passed_on = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry not in own]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*own, *passed_on])
+    new = [folder for folder in own if folder not in sys.path or folder in forget]
+    sys.path[:] = [*own, *(entry for entry in sys.path if entry not in own and entry not in forget)]
+    passed_on = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    kept = [entry for entry in passed_on if entry not in own and entry not in forget]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*own, *kept])
+    return new
 
 
 def is_path(name: object) -> bool:
@@ -89,7 +95,9 @@ def _is_current(name: str, digest: str) -> bool:
     if file is None or not file.is_file() or _digest(file) != digest:
         return False
     top = importlib.machinery.PathFinder.find_spec(name.partition(".")[0])
-    origin = Path(top.origin).resolve() if top is not None and top.origin else None
+    if top is None:
+        return False
+    origin = Path(top.origin).resolve() if top.origin else None  # a folder without __init__.py has none
     return origin is None or origin == file or origin.parent in file.parents
 
 

@@ -34,9 +34,12 @@ def resolve(words: Sequence[str]) -> tuple[Config, list[str]]:
     return config, [path or str(QUICKSTART), *overrides]
 
 
+_around: list[str] = []
+
+
 def look_around(path: str | None) -> None:
-    """Find the user's own modules in the working folder, and beside the configuration."""
-    search_in(Path.cwd(), *([Path(path).parent] if path else []))
+    """Find the user's own modules in the working folder and beside the configuration, no longer beside the last one."""
+    _around[:] = search_in(Path.cwd(), *([Path(path).parent] if path else []), forget=_around)
 
 
 def divide(words: Sequence[str]) -> tuple[str | None, list[str]]:
