@@ -323,8 +323,7 @@ def test_domains_are_divided_among_their_own_clients(each: int) -> None:
     assert "brings no domains" in message("domains", np.zeros(220, int), 4, 0, None)
 
 
-def test_given_takes_no_longer_for_many_clients() -> None:
-    """One sort: 100,000 clients, whose rows were looked for one by one, took 8 s."""
+def test_given_finds_the_rows_of_very_many_clients() -> None:
     ids = np.random.default_rng(0).permutation(np.repeat(np.arange(100_000), 3))
     parts = split("given", {}, np.zeros(300_000, int), 100_000, 0, ids)
     assert all((ids[part] == client).all() and len(part) == 3 for client, part in enumerate(parts))

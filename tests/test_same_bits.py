@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fl_dist.main import main
+from tests.guide import write_files
 from tests.jobs import QUIET, model_hash, results, run, run_ranks, torchrun
 
 ALGORITHMS = ("fedavg", "fedsam", "fedgmt")
@@ -67,3 +68,23 @@ def test_float32_reduce_is_near_the_exact_one(alone: Path, tmp_path: Path) -> No
     near, exact = results(tmp_path / "fedavg")[-1], results(alone / "fedavg")[-1]
     assert near["test_loss"] == pytest.approx(exact["test_loss"], rel=1e-3)
     assert model_hash(tmp_path / "fedavg") != model_hash(alone / "fedavg")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "task: next_token\ndata: my_text:letters\nmodel: my_text:Letters\nalgorithm: fedgmt\n",
+        "task: regression\ndata: my_data:waves\nmodel: my_models:net\nalgorithm: scaffold\n",
+    ],
+)
+def test_every_task_gives_the_bits_of_one_process(text: str, tmp_path: Path) -> None:
+    write_files(tmp_path)
+    rest = "partition: iid\nrounds: 3\nclients: {total: 6, per_round: 4}\nlocal: {epochs: 1, batch_size: 10}\n"
+    (tmp_path / "task.yaml").write_text(text + rest)
+    command = [str(tmp_path / "task.yaml"), *QUIET]
+    for ranks in (1, 3, 4):
+        server = "topology.server=shared" if ranks == 1 else "topology.server=dedicated"
+        codes, outputs = run_ranks(ranks, [*command, server, f"run.dir={tmp_path / str(ranks)}"])
+        assert not any(codes), outputs
+    assert len({model_hash(tmp_path / ranks) for ranks in "134"}) == 1
+    assert results(tmp_path / "1") == results(tmp_path / "3") == results(tmp_path / "4")
