@@ -189,7 +189,7 @@ def _greet(world: World, comm: Comm, start: Save | None) -> None:
             f"{name} · {config.data['name']} · {config.model['name']} with {world.size()} · "
             f"{world.largest} of {counted(config.clients.total, 'client')} a round · {ranks} on {comm.device.type}"
         )
-        print(*[line, *world.notes(), *resumed], sep="\n", flush=True)
+        print(*[line, *world.notes, *resumed], sep="\n", flush=True)
 
 
 class LogFile(logging.FileHandler):

@@ -46,17 +46,16 @@ class Dataset:
         if self.x_train.shape[1:] != self.x_test.shape[1:] or not alike:
             kinds = [f"{str(x.dtype).removeprefix('torch.')} {list(x.shape[1:])}" for x in (self.x_train, self.x_test)]
             raise ValueError(f"rows of a data set's x_train are {kinds[0]}, of its x_test {kinds[1]}; make them alike")
-
         channels = self.x_train.shape[1] if self.x_train.dim() > 1 else 1
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (0, 1, channels):
                 raise ValueError(f"{name} of a data set has {len(values)} values, its rows {channels} channels")
         if not all(self.std):
             raise ValueError("std of a data set has a 0, by which its rows would be divided")
-        if self.client is not None and (
-            not isinstance(self.client, np.ndarray) or self.client.shape != (len(self.x_train),)
-        ):
-            raise ValueError("client of a data set has to be a numpy array with one client id for each training row")
+        if self.client is not None and not _are_ids(self.client, len(self.x_train)):
+            raise ValueError(
+                "client of a data set has to be a numpy array of ids from 0 on, one for each training row"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,6 +76,11 @@ class Dataset:
 
 
 datasets: Registry[Dataset] = Registry("data set", Dataset)
+
+
+def _are_ids(client: object, rows: int) -> bool:
+    is_array = isinstance(client, np.ndarray) and client.shape == (rows,) and client.dtype.kind in "iu"
+    return is_array and int(client.min()) >= 0  # type: ignore[attr-defined]
 
 
 def is_real(x: Tensor) -> bool:

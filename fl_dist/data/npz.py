@@ -52,21 +52,9 @@ def npz(
         )
     if normalise == "auto" and (mean or std):
         raise ValueError("data: give either mean and std or normalise: auto")
-    shift, scale = moments(data.x_train.numpy()) if normalise == "auto" else _constants(data, mean, std)
+    given = tuple(mean or ()), tuple(std or ())
+    shift, scale = moments(data.x_train.numpy()) if normalise == "auto" else given
     return replace(data, mean=shift, std=scale)
-
-
-def _constants(data: Dataset, mean: Channels | None, std: Channels | None) -> tuple[tuple[float, ...], ...]:
-    channels = data.shape[0]
-    given = {"mean": tuple(mean or [0.0]), "std": tuple(std or [1.0])}
-    for name, values in given.items():
-        if len(values) not in (1, channels):
-            raise ValueError(
-                f"data.{name} has {len(values)} values; it needs 1, or one for each of {channels} channels"
-            )
-    if not all(given["std"]):
-        raise ValueError("data.std has a 0; it is what each channel is divided by")
-    return given["mean"], given["std"]
 
 
 def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -141,10 +142,11 @@ class World:
             f"{counted(len(rows), 'client')} by {self.config.partition['name']}: {_span([len(r) for r in rows])} rows"
             f"{kinds} each",
             f"model {self.config.model['name']}: {self.size()}",
-            *self.notes(),
+            *self.notes,
             f"algorithm {self.config.algorithm.get('name', 'of parts')}: {self.algorithm.describe()}",
         ]
 
+    @cached_property
     def notes(self) -> list[str]:
         """What a user should hear of even if nobody looks into a log."""
         pretrained = self.config.model["pretrained"]

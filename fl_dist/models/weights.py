@@ -25,9 +25,7 @@ def load_init(module: nn.Module, path: str | Path) -> None:
                 f"model.init {path}: {name} has shape {list(tensor.shape)}, in the model"
                 f" {list(known[name].shape)}; set model to the one the file was made for"
             )
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            known[name].copy_(tensor)
+    _copy(tensors, known)
 
 
 def load_pretrained(module: nn.Module, path: str | Path) -> None:
@@ -39,9 +37,7 @@ def load_pretrained(module: nn.Module, path: str | Path) -> None:
             f"model.pretrained {path} shares no tensor by name and shape with the model: the file has "
             f"{_some(set(tensors))}, the model {_some(set(known))}"
         )
-    with torch.no_grad():
-        for name, tensor in shared.items():
-            known[name].copy_(tensor)
+    _copy(shared, known)
 
 
 def taken_over(module: nn.Module, path: str | Path) -> str:
@@ -51,6 +47,12 @@ def taken_over(module: nn.Module, path: str | Path) -> str:
     taken, size = (sum(known[name].numel() for name in names) for names in (shared, known))
     fresh = _some(known.keys() - shared)
     return f"{taken:,} of {size:,} numbers of the model are from {path}" + (f"; new are {fresh}" if fresh else "")
+
+
+@torch.no_grad()
+def _copy(tensors: dict[str, Tensor], known: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        known[name].copy_(tensor)
 
 
 def _shared(tensors: dict[str, Tensor], known: dict[str, Tensor]) -> dict[str, Tensor]:
