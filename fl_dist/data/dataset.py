@@ -53,9 +53,7 @@ class Dataset:
         if not all(self.std):
             raise ValueError("std of a data set has a 0, by which its rows would be divided")
         if self.client is not None and not _are_ids(self.client, len(self.x_train)):
-            raise ValueError(
-                "client of a data set has to be a numpy array of ids from 0 on, one for each training row"
-            )
+            raise ValueError("client of a data set has to be a numpy array of ids from 0 on, one for each training row")
 
     @property
     def shape(self) -> tuple[int, ...]:
