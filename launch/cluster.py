@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import submitit
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fl_dist.common.paths import expand
 from fl_dist.common.reading import ConfigError, read_yaml
 from fl_dist.common.registry import Strict
-from fl_dist.common.words import nearest, shortened
-from fl_dist.config import Config
+from fl_dist.common.words import nearest
+from fl_dist.config.loading import checked
 
 Options = dict[str, Any]
 PROFILES = Path(__file__).parent / "profiles.yaml"
@@ -46,24 +46,6 @@ class Resources(Strict):
     @property
     def tasks(self) -> int:
         return self.tasks_per_node or self.gpus_per_node or 3
-
-
-def checked(schema: type[Any], given: Any, where: str) -> Any:
-    """A mapping from a file, validated; the error names the key and the file."""
-    if not isinstance(given, dict):
-        raise ConfigError(f"{where} must be a mapping of keys, not {type(given).__name__}")
-    try:
-        return schema.model_validate(given)
-    except ValidationError as e:
-        error = e.errors()[0]
-        key = shortened(".".join(map(str, error["loc"])))
-        if error["type"] == "extra_forbidden" and key in Config.model_fields:
-            raise ConfigError(
-                f"{key} in {where} is a key of a configuration: run one with python -m fl_dist.main"
-            ) from None
-        if error["type"] == "extra_forbidden":
-            raise ConfigError(f"unknown key {key} in {where}; {nearest(key, list(schema.model_fields))}") from None
-        raise ConfigError(f"{where}: {key}: {error['msg'].lower()}, got {shortened(repr(error['input']))}") from None
 
 
 def read_profile(name: str | None, file: str | Path) -> Profile:

@@ -155,6 +155,15 @@ def _score(run: Path, rows: list[dict[str, Any]]) -> str:
     return headline.shown(found) if headline.name == "accuracy" else f"{headline.name} {headline.shown(found)}"
 
 
+def so_far(run: Path) -> tuple[int, str]:
+    """The rounds that a run has done and its last score; what cannot be read counts as nothing."""
+    try:
+        rows = _last_rows(run / METRICS)
+        return (rows[-1]["round"], _score(run, rows)) if rows else (0, "")
+    except (ValueError, OSError):
+        return 0, ""
+
+
 def table(states: list[Status]) -> str:
     """Columns as wide as they need to be; a reason ends its line."""
     head = Status("run", "state", "round", "accuracy", "left", "")

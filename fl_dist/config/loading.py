@@ -44,7 +44,7 @@ def merged(
     raw = read_yaml(path) if path else given or {}
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold a mapping of keys, not {type(raw).__name__}")
-    if swept := sorted(raw.keys() & {"grid", "list"}):
+    if swept := sorted(raw.keys() & {"grid", "list", "rows", "columns"}):
         raise ConfigError(f"{path} is a sweep (it has the key {swept[0]}): run it with python -m launch.sweep {path}")
     raw = raw | {section: {"name": raw[section]} for section in NAMED if isinstance(raw.get(section), str)}
     for override in _names_first(map(spelt_out, overrides)):
@@ -84,6 +84,24 @@ def validate(raw: dict[str, Any], where: dict[tuple[Any, ...], str] | None = Non
     config = config.model_copy(update=named)
     _cross_check(config)
     return config
+
+
+def checked(schema: type[Any], given: Any, where: str) -> Any:
+    """A mapping from a file, validated; the error names the key and the file."""
+    if not isinstance(given, dict):
+        raise ConfigError(f"{where} must be a mapping of keys, not {type(given).__name__}")
+    try:
+        return schema.model_validate(given)
+    except ValidationError as e:
+        error = e.errors()[0]
+        key = shortened(".".join(map(str, error["loc"])))
+        if error["type"] == "extra_forbidden" and key in Config.model_fields:
+            raise ConfigError(
+                f"{key} in {where} is a key of a configuration: run one with python -m fl_dist.main"
+            ) from None
+        if error["type"] == "extra_forbidden":
+            raise ConfigError(f"unknown key {key} in {where}; {nearest(key, list(schema.model_fields))}") from None
+        raise ConfigError(f"{where}: {key}: {error['msg'].lower()}, got {shortened(repr(error['input']))}") from None
 
 
 def import_paths(config: Config) -> set[str]:

@@ -154,4 +154,4 @@ class Config(Strict):
 
 # What may differ between a run and its resumption without changing a result.
 _PLACE = ("topology.server", "topology.device", "topology.state_memory", "topology.oversubscribe")
-LAYOUT = ("run", "comm.timeout", "comm.meeting", "checkpoint", "monitor", *_PLACE)
+LAYOUT = ("run", "data.root", "comm.timeout", "comm.meeting", "checkpoint", "monitor", *_PLACE)
