@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from fl_dist.data import Dataset, labels_of
 from fl_dist.engine.client import DTYPES
 from fl_dist.engine.evaluate import measured
 from fl_dist.engine.flat import Flat
+from fl_dist.engine.rows import Rows
 from fl_dist.engine.world import build_clients, build_data, build_task
 from fl_dist.execute import execute, settings
 from fl_dist.machine import bf16
@@ -37,7 +39,7 @@ from fl_dist.storage.folder import CONFIG, METRICS, MODEL, RunFolder
 from fl_dist.storage.metrics import Row, parsed
 from fl_dist.tasks import Headline, Task
 
-Rows = np.ndarray | Tensor
+Given = np.ndarray | Tensor
 
 
 def run(config: str | Path | Mapping[str, Any] | None = None, *, quiet: bool = False, **overrides: Any) -> "Run":
@@ -149,11 +151,12 @@ class Run:
             self._restore(module)
         return module.eval()
 
-    def evaluate(self, x: Rows | None = None, y: Rows | None = None) -> dict[str, float]:
+    def evaluate(self, x: Given | None = None, y: Given | None = None) -> dict[str, float]:
         """The task's metrics on these rows, raw as in the data set; without any, on the test set."""
         data = self._data if x is None else self._given(x, y)
         precision = DTYPES[self.config.local.precision]
-        metrics = measured(self.model(), self.task, data, precision, self.config.evaluate.batch_size)
+        rows = Rows(data.x_test, data.y_test, torch.device("cpu"), precision, math.inf)
+        metrics = measured(self.model(), self.task, data, rows, self.config.evaluate.batch_size)
         return {name.removeprefix("test_"): value for name, value in metrics.items()}
 
     @cached_property
@@ -180,7 +183,7 @@ class Run:
             raise ConfigError(f"the run in {self.path} has not begun yet")
         return facts
 
-    def _given(self, x: Rows, y: Rows | None) -> Dataset:
+    def _given(self, x: Given, y: Given | None) -> Dataset:
         rows = torch.as_tensor(x)
         if self._facts["bytes"] != (rows.dtype == torch.uint8):
             kind = "bytes (uint8)" if self._facts["bytes"] else "numbers, not bytes"

@@ -1,6 +1,7 @@
 """How the tests are spread over processes: by file, for tests of a file share started jobs; the longest begin first."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -8,6 +9,14 @@ FIRST = (
     *("slurm", "ends", "yours", "launch", "docs", "nonsense", "algorithms", "chaos", "own"),
     *("checkpoint", "same_bits", "saving", "tasks", "runs"),
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Arrays that are shared between ranks lie in a folder of the tests, not in the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FL_DIST_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

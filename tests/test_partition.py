@@ -89,7 +89,7 @@ def test_partitions_of_a_seed_stay_what_they_are() -> None:
         digest(split("iid", {}, SMALL, 20, 0, None))
         == "fe3a1831c139ad21b159404612cf177adf992d0a4b3fb29ff741253d901bae09"
     )
-    assert digest(dirichlet(SMALL, 20)) == "1ee67b566663b873bbe5fdd8799cd00c656c0842e211775f5e27bb44aadb227c"
+    assert digest(dirichlet(SMALL, 20)) == "13da5f70249999ed090d14ef86415b253bf801d93de4f677ed58f0dae5097245"
 
 
 def test_iid_parts_are_equal() -> None:
@@ -119,28 +119,28 @@ def test_balanced_with_alpha_0_gives_one_class_each(labels: np.ndarray, number: 
 
 
 @pytest.mark.parametrize(
-    ("labels", "alpha", "low", "high"),
+    ("labels", "alpha", "published", "fewest", "most"),
     [
-        (CIFAR10, 0.005, 1.1, 1.6),
-        (CIFAR10, 10, 9.7, 10),
-        (CIFAR100, 0.005, 3.4, 5.2),
-        (CIFAR100, 10, 94, 99.5),
+        (CIFAR10, 0.005, 1.32, 1, 3),
+        (CIFAR10, 10, 9.9, 6, 10),
+        (CIFAR100, 0.005, 5.1, 2, 13),
+        (CIFAR100, 10, 98.8, 42, 100),
     ],
 )
-def test_balanced_has_about_as_many_classes_a_client_as_the_published_files(
-    labels: np.ndarray, alpha: float, low: float, high: float
+def test_balanced_has_as_many_classes_a_client_as_the_published_files(
+    labels: np.ndarray, alpha: float, published: float, fewest: int, most: int
 ) -> None:
-    means = [np.mean(classes(dirichlet(labels, 100, seed, alpha=alpha), labels)) for seed in range(5)]
-    assert low < np.mean(means) < high
+    counts = [classes(dirichlet(labels, 100, seed, alpha=alpha), labels) for seed in range(8)]
+    assert abs(np.mean(counts) - published) < 0.05 * published
+    assert abs(np.mean([min(c) for c in counts]) - fewest) < 0.15 * most
+    assert abs(np.mean([max(c) for c in counts]) - most) < 0.2 * most + 1
 
 
-def test_drawing_without_replacement_drops_a_class_that_is_used_up() -> None:
-    rng, logs = np.random.default_rng(0), np.log([0.3, 0.7])
-    drawn = np.array([draw._without_replacement(logs, np.array([3, 100]), 10, rng) for _ in range(4000)])
-    # One by one, the first class has min(3, Binomial(10, 0.3)) rows: it is used up with probability 0.6172.
-    assert (drawn.sum(1) == 10).all() and drawn[:, 0].max() == 3
-    assert abs(np.mean(drawn[:, 0] == 3) - 0.6172) < 0.03
-    assert abs(np.mean(drawn[:, 0] == 0) - 0.7**10) < 0.015
+def test_balanced_rounds_shares_while_nothing_is_used_up() -> None:
+    """The first client of the file for alpha 10 has counts whose variance is that of the shares alone."""
+    first = [np.bincount(CIFAR100[dirichlet(CIFAR100, 100, seed, alpha=10)[0]], minlength=100) for seed in range(20)]
+    alone = 500**2 * 0.01 * 0.99 / 1001 + 1 / 6  # of a Dirichlet share, and of rounding the ends of an interval
+    assert np.mean([np.var(c) for c in first]) == pytest.approx(alone, rel=0.1)
 
 
 def test_proportions_are_dirichlet() -> None:

@@ -17,6 +17,7 @@ from fl_dist.data.ag_news import tokens
 from fl_dist.main import main
 from tests.jobs import QUIET, metrics, model_hash, run_ranks
 
+FETCH = "python -m fl_dist.data fetch"
 REAL = os.environ.get("FL_DIST_DATA", "")
 
 
@@ -100,7 +101,9 @@ def test_a_pickle_that_would_run_a_program_is_refused(tmp_path: Path) -> None:
 
 
 def test_cifar_that_is_not_there_or_not_whole_is_named(tmp_path: Path) -> None:
-    assert "it has no folder cifar-10-batches-bin or cifar-10-batches-py; set data.root" in refused("cifar10", tmp_path)
+    absent = refused("cifar10", tmp_path)
+    assert "folder cifar-10-batches-bin or cifar-10-batches-py is missing there" in absent
+    assert f"get it ({FETCH} cifar10 --root {tmp_path})" in absent
     root = Cifar(10, False).write(tmp_path)
     file = root / "cifar-10-batches-bin" / "data_batch_4.bin"
     data = file.read_bytes()
@@ -166,9 +169,9 @@ def test_damaged_idx_files_are_named(tmp_path: Path) -> None:
         assert expected in refused("mnist", tmp_path)
     images.write_bytes(whole)
     labels.write_bytes(labels.read_bytes()[:8] + bytes([12] * 8))
-    assert "has a label 12; MNIST has 0 to 9" in refused("mnist", tmp_path)
+    assert "has labels 12 to 12; mnist has 0 to 9" in refused("mnist", tmp_path)
     labels.write_bytes(idx(np.arange(5)))
-    assert "t10k-images has 8 rows, t10k-labels 5" in refused("mnist", tmp_path)
+    assert "t10k-images-idx3-ubyte has 8 rows, t10k-labels-idx1-ubyte 5" in refused("mnist", tmp_path)
 
 
 def test_tokens_are_words_and_punctuation() -> None:
@@ -192,8 +195,11 @@ def test_ag_news_is_rows_of_tokens(tmp_path: Path) -> None:
     [("", "has no rows"), ("5,a,b\n", "a row that is not class (1 to 4)"), ("1\n", "a row that is not class (1 to 4)")],
 )
 def test_ag_news_that_is_not_is_named(text: str, expected: str, tmp_path: Path) -> None:
-    assert "train.csv cannot be read (No such file or directory" in refused("ag_news", tmp_path)
+    assert f"ag_news_csv/train.csv is missing there; get it ({FETCH} ag_news --root {tmp_path})" in refused(
+        "ag_news", tmp_path
+    )
     (tmp_path / "train.csv").write_text(text)
+    (tmp_path / "test.csv").write_text("1,a,b\n")
     assert expected in refused("ag_news", tmp_path)
 
 

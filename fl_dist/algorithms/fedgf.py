@@ -19,6 +19,9 @@ from fl_dist.core import Algorithm, Number, Oracle, Part, Round, Sent, Upload, V
 
 Threshold = Annotated[float, Field(ge=0, description="T_D, mean distance above which a round counts as divergent")]
 Window = Annotated[int, Field(ge=1, le=10**6, description="W, rounds over which divergence is averaged")]
+Share = Annotated[
+    float | None, Field(ge=0, le=1, description="a constant c, for ablations; without it c adapts itself to divergence")
+]
 
 
 @parts.register
@@ -36,9 +39,16 @@ class Interpolate(Part):
     }
 
     def __init__(
-        self, *, rho: Rho = 0.1, rho_global: Rho = 0.1, threshold: Threshold = 0.2, window: Window = 30
+        self,
+        *,
+        rho: Rho = 0.1,
+        rho_global: Rho = 0.1,
+        threshold: Threshold = 0.2,
+        window: Window = 30,
+        share: Share = None,
     ) -> None:
         self.rho, self.rho_global, self.threshold, self.window = rho, rho_global, threshold, window
+        self.share = share
 
     def server_init(self, x: Tensor) -> dict[str, Tensor]:
         kept = x.new_full((self.window,), float("nan"))
@@ -63,7 +73,7 @@ class Interpolate(Part):
 
     def update(self, delta: Tensor, s: Vars, mean: Vars, r: Round) -> Tensor:
         s.window[r.index % self.window] = float(mean.distance > self.threshold)
-        s.share = s.window[~s.window.isnan()].mean()
+        s.share = s.window[~s.window.isnan()].mean() if self.share is None else s.x.new_tensor(self.share)
         s.previous.copy_(s.x)
         return delta
 
@@ -72,6 +82,13 @@ class Interpolate(Part):
 
 
 @entry("Lee, Yoon 2024")
-def fedgf(*, rho: Rho = 0.1, rho_global: Rho = 0.1, threshold: Threshold = 0.2, window: Window = 30) -> Algorithm:
+def fedgf(
+    *,
+    rho: Rho = 0.1,
+    rho_global: Rho = 0.1,
+    threshold: Threshold = 0.2,
+    window: Window = 30,
+    share: Share = None,
+) -> Algorithm:
     """The paper's CIFAR-10 values; the threshold is an absolute distance and depends on model, rate and steps."""
-    return Algorithm(Interpolate(rho=rho, rho_global=rho_global, threshold=threshold, window=window))
+    return Algorithm(Interpolate(rho=rho, rho_global=rho_global, threshold=threshold, window=window, share=share))

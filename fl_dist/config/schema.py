@@ -78,6 +78,9 @@ class Topology(Strict):
     state_memory: Annotated[
         float, key("GB of clients' variables that a rank holds in memory; what is beyond lies in mapped files", ge=0)
     ] = 16.0
+    data_memory: Annotated[
+        float, key("GB of rows that a rank's device holds; more are read from files ahead of their use", ge=0)
+    ] = 16.0
     device: Annotated[Literal["auto", "cpu", "cuda"], key("auto: the GPU of the local rank, if there is one")] = "auto"
     oversubscribe: Annotated[bool, key("allow more ranks than GPUs on a node (over gloo)")] = False
 
@@ -153,5 +156,5 @@ class Config(Strict):
 
 
 # What may differ between a run and its resumption without changing a result.
-_PLACE = ("topology.server", "topology.device", "topology.state_memory", "topology.oversubscribe")
+_PLACE = tuple(f"topology.{key}" for key in ("server", "device", "state_memory", "data_memory", "oversubscribe"))
 LAYOUT = ("run", "data.root", "comm.timeout", "comm.meeting", "checkpoint", "monitor", *_PLACE)

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 from pydantic import Field
 
 from fl_dist.common.paths import expand
 from fl_dist.common.words import message
-from fl_dist.data.dataset import Dataset, datasets
+from fl_dist.data import shared
+from fl_dist.data.dataset import Dataset, datasets, of_arrays
+from fl_dist.data.sources import absent, again
 
 CLASSES = 4
 PADDING = 0
@@ -33,12 +34,23 @@ def ag_news(
     train: Annotated[str, Field(min_length=1, description="the file of training rows")] = "train.csv",
 ) -> Dataset:
     """AG News from its published files: class (from 1), title, description."""
-    folder = expand(root)
-    folder = folder / "ag_news_csv" if (folder / "ag_news_csv").is_dir() else folder
-    read = [_read(folder / name) for name in (train, "test.csv")]
-    numbers = _vocabulary(words for rows in read for _, words in rows)
-    (x_train, y_train), (x_test, y_test) = (_rows(rows, numbers, length) for rows in read)
-    return Dataset(x_train, y_train, x_test, y_test, CLASSES, vocabulary=len(numbers) + 1)
+    given = expand(root)
+    folder = given / "ag_news_csv" if (given / "ag_news_csv").is_dir() else given
+    files = {"train": folder / train, "test": folder / "test.csv"}
+    for file in files.values():
+        if not file.is_file():
+            raise ValueError(absent("ag_news", given, f"ag_news_csv/{file.name}"))
+
+    def make(new: shared.Allocate) -> None:
+        read = {part: _read(file) for part, file in files.items()}
+        numbers = _vocabulary(words for rows in read.values() for _, words in rows)
+        new("words", (), np.int64)[...] = len(numbers)
+        for part, rows in read.items():
+            new(f"y_{part}", (len(rows),), np.int64)[:] = [label for label, _ in rows]
+            _number(rows, numbers, new(f"x_{part}", (len(rows), length), np.int32))
+
+    arrays = shared.arrays("ag_news", files.values(), length, make)
+    return of_arrays(arrays, CLASSES, vocabulary=int(arrays["words"]) + 1)
 
 
 def tokens(text: str) -> list[str]:
@@ -52,7 +64,7 @@ def _read(file: Path) -> list[tuple[int, list[str]]]:
         with open(file, encoding="utf-8", newline="") as lines:
             rows = [(_label(file, row), tokens(" ".join(row[1:]))) for row in csv.reader(lines)]
     except (OSError, UnicodeDecodeError, csv.Error) as e:
-        raise ValueError(f"AG News: {file} cannot be read ({message(e)}); set data.root to its folder") from None
+        raise ValueError(f"AG News: {file} cannot be read ({message(e)}); {again('ag_news')}") from None
     if not rows:
         raise ValueError(f"AG News: {file} has no rows")
     return rows
@@ -70,8 +82,8 @@ def _vocabulary(texts: Iterable[list[str]]) -> dict[str, int]:
     return {word: k for k, word in enumerate(sorted(counts, key=lambda word: (-counts[word], word)), 1)}
 
 
-def _rows(rows: list[tuple[int, list[str]]], numbers: dict[str, int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    x = np.full((len(rows), length), PADDING, np.int32)
-    for row, (_, words) in zip(x, rows, strict=True):
-        row[: len(words)] = [numbers[word] for word in words[:length]]
-    return torch.from_numpy(x), torch.tensor([label for label, _ in rows])
+def _number(rows: list[tuple[int, list[str]]], numbers: dict[str, int], into: np.ndarray) -> None:
+    into[:] = PADDING
+    for row, (_, words) in zip(into, rows, strict=True):
+        known = [numbers[word] for word in words[: len(row)]]
+        row[: len(known)] = known

@@ -29,6 +29,7 @@ def crop_flip(
     *,
     padding: Annotated[int, Field(ge=0, le=1000, description="black pixels added on each side before the crop")] = 4,
     flip: Annotated[bool, Field(description="mirror half of the images, chosen at random, left to right")] = True,
+    share: Annotated[float, Field(gt=0, le=1, description="probability of a crop (FedLESAM's code: 0.5)")] = 1.0,
 ) -> Augmentation:
     """For each image a random crop of the padded image, and a mirror image with probability 1/2."""
 
@@ -37,6 +38,9 @@ def crop_flip(
             raise ValueError(f"crop_flip needs images [n, C, H, W], not {list(x.shape)}; set augmentation none")
         top, left = torch.randint(2 * padding + 1, (2, len(x)), generator=generator)
         mirror = torch.randint(2 if flip else 1, (len(x),), generator=generator)
+        if share < 1:
+            whole = torch.rand(len(x), generator=generator) >= share
+            top, left = (torch.where(whole, padding, offset) for offset in (top, left))
         return _window(x, padding, *torch.stack((top, left, mirror)).to(x.device, non_blocking=True))
 
     return augment

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fl_dist.common.paths import expand
 from fl_dist.common.words import message
-from fl_dist.data.dataset import Dataset, datasets
+from fl_dist.data import shared
+from fl_dist.data.dataset import Dataset, datasets, of_arrays
+from fl_dist.data.sources import absent, again
 
 IMAGE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
@@ -38,6 +38,7 @@ NORMALISED: dict[str, dict[int, Constants]] = {
 class Layout(NamedTuple):
     """One of the forms in which the data is published."""
 
+    name: str
     folder: str
     train: tuple[str, ...]
     test: tuple[str, ...]
@@ -48,12 +49,12 @@ class Layout(NamedTuple):
 BATCHES = tuple(f"data_batch_{k}" for k in range(1, 6))
 LAYOUTS = {
     10: (
-        Layout("cifar-10-batches-bin", tuple(f"{name}.bin" for name in BATCHES), ("test_batch.bin",), 1),
-        Layout("cifar-10-batches-py", BATCHES, ("test_batch",), b"labels"),
+        Layout("cifar10", "cifar-10-batches-bin", tuple(f"{name}.bin" for name in BATCHES), ("test_batch.bin",), 1),
+        Layout("cifar10", "cifar-10-batches-py", BATCHES, ("test_batch",), b"labels"),
     ),
     100: (
-        Layout("cifar-100-binary", ("train.bin",), ("test.bin",), 2),
-        Layout("cifar-100-python", ("train",), ("test",), b"fine_labels"),
+        Layout("cifar100", "cifar-100-binary", ("train.bin",), ("test.bin",), 2),
+        Layout("cifar100", "cifar-100-python", ("train",), ("test",), b"fine_labels"),
     ),
 }
 Root = Annotated[str, Field(min_length=1, description="folder that holds the published one, or that itself")]
@@ -76,11 +77,19 @@ def cifar100(*, root: Root, normalise: Normalise = "fedgmt") -> Dataset:
 
 def _read(classes: int, root: str, normalise: str) -> Dataset:
     folder, layout = _find(classes, expand(root))
-    train, test = (_rows([folder / name for name in names], layout) for names in (layout.train, layout.test))
-    for y in (train[1], test[1]):
-        if int(y.max()) >= classes:
-            raise ValueError(f"{folder} has a label {int(y.max())}; CIFAR-{classes} has 0 to {classes - 1}")
-    return Dataset(*train, *test, classes, *NORMALISED[normalise][classes])
+    parts = {"train": [folder / name for name in layout.train], "test": [folder / name for name in layout.test]}
+
+    def make(new: shared.Allocate) -> None:
+        for part, files in parts.items():
+            x, y = (np.concatenate(batches) for batches in zip(*(_batch(f, layout) for f in files), strict=True))
+            if y.max() >= classes:
+                raise ValueError(f"{folder} has a label {y.max()}; CIFAR-{classes} has 0 to {classes - 1}")
+            new(f"x_{part}", (len(x), *IMAGE), np.uint8)[:] = x.reshape(-1, *IMAGE)
+            new(f"y_{part}", y.shape, np.int64)[:] = y
+
+    arrays = shared.arrays(layout.name, [*parts["train"], *parts["test"]], layout.labels, make)
+    mean, std = NORMALISED[normalise][classes]
+    return of_arrays(arrays, classes, mean=mean, std=std)
 
 
 def _find(classes: int, root: Path) -> tuple[Path, Layout]:
@@ -90,40 +99,41 @@ def _find(classes: int, root: Path) -> tuple[Path, Layout]:
             there = [name for name in (*layout.train, *layout.test) if (folder / name).is_file()]
             missing = {*layout.train, *layout.test} - set(there)
             if there and missing:
-                raise ValueError(f"CIFAR-{classes} in {folder} is not whole: {min(missing)} is missing")
+                raise ValueError(
+                    f"CIFAR-{classes} in {folder} is not whole: {min(missing)} is missing; {again(f'cifar{classes}')}"
+                )
             if there:
                 return folder, layout
     looked = " or ".join(layout.folder for layout in LAYOUTS[classes])
-    raise ValueError(f"no CIFAR-{classes} in {root}: it has no folder {looked}; set data.root to where that is")
+    raise ValueError(absent(f"cifar{classes}", root, f"folder {looked}"))
 
 
-def _rows(files: list[Path], layout: Layout) -> tuple[Tensor, Tensor]:
-    images, labels = zip(*(_batch(file, layout.labels) for file in files), strict=True)
-    x = np.concatenate(images).reshape(-1, *IMAGE)
-    return torch.from_numpy(x), torch.from_numpy(np.concatenate(labels).astype(np.int64))
+def _batch(file: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+    read = _binary(file, layout.labels) if isinstance(layout.labels, int) else _pickled(file, layout.labels)
+    if isinstance(read, str):
+        raise ValueError(f"{file} {read}; {again(layout.name)}")
+    return read
 
 
-def _batch(file: Path, labels: int | bytes) -> tuple[np.ndarray, np.ndarray]:
-    return _binary(file, labels) if isinstance(labels, int) else _pickled(file, labels)
-
-
-def _binary(file: Path, before: int) -> tuple[np.ndarray, np.ndarray]:
+def _binary(file: Path, before: int) -> tuple[np.ndarray, np.ndarray] | str:
+    """Images and labels, or what is wrong with the file."""
     data = np.fromfile(file, np.uint8)
     if not data.size or data.size % (before + PIXELS):
-        raise ValueError(f"{file} is damaged: its {data.size:,} bytes are no whole number of images; extract it again")
+        return f"is damaged: its {data.size:,} bytes are no whole number of images"
     rows = data.reshape(-1, before + PIXELS)
     return rows[:, before:], rows[:, before - 1]
 
 
-def _pickled(file: Path, key: bytes) -> tuple[np.ndarray, np.ndarray]:
+def _pickled(file: Path, key: bytes) -> tuple[np.ndarray, np.ndarray] | str:
+    """Likewise."""
     try:
         batch = Arrays(io.BytesIO(file.read_bytes()), encoding="bytes").load()
         x, labels = batch[b"data"], np.asarray(batch[key])
     except Exception as e:  # a damaged pickle may raise anything
-        raise ValueError(f"{file} is not a batch of CIFAR ({message(e)}); extract it again") from None
+        return f"is not a batch of CIFAR ({message(e)})"
     fits = isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.shape == (len(labels), PIXELS)
     if not fits or labels.dtype.kind not in "iu" or not len(labels):
-        raise ValueError(f"{file} is not a batch of CIFAR: it needs bytes [n, {PIXELS}] and n labels")
+        return f"is not a batch of CIFAR: it needs bytes [n, {PIXELS}] and n labels"
     return x, labels
 
 

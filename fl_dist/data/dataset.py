@@ -1,13 +1,17 @@
 """What a data set is, and how its rows become model input."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fl_dist.common.registry import Registry
+
+PARTS = ("train", "test")
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,12 @@ class Dataset:
     def is_real(self) -> bool:
         """Whether a model is given numbers that can be scaled and shifted, not ids."""
         return is_real(self.x_train)
+
+
+def of_arrays(arrays: Mapping[str, np.ndarray], classes: int, **known: Any) -> Dataset:
+    """A data set of arrays by the names of its tensors."""
+    x_train, y_train, x_test, y_test = (torch.from_numpy(arrays[f"{x}_{part}"]) for part in PARTS for x in "xy")
+    return Dataset(x_train, y_train, x_test, y_test, classes, client=arrays.get("client"), **known)
 
 
 datasets: Registry[Dataset] = Registry("data set", Dataset)

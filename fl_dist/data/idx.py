@@ -5,16 +5,16 @@ import math
 import struct
 import zlib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fl_dist.common.paths import expand
 from fl_dist.common.words import message, size
-from fl_dist.data.dataset import Dataset, datasets
+from fl_dist.data import shared
+from fl_dist.data.dataset import Dataset, datasets, of_arrays
+from fl_dist.data.sources import absent, again
 
 KINDS = {0x0803: 3, 0x0801: 1}
 """First word of a file of bytes, and the number of its dimensions."""
@@ -25,13 +25,15 @@ Root = Annotated[str, Field(min_length=1, description="folder with the idx files
 @datasets.register
 def mnist(*, root: Root) -> Dataset:
     """Handwritten digits: LeCun et al. (1998)."""
-    return _read("MNIST", expand(root), ("train-", "t10k-"), 10, (0.1307,), (0.3081,))
+    arrays = shared_rows("mnist", "MNIST", expand(root), ("train-", "t10k-"), 10)
+    return of_arrays(arrays, 10, mean=(0.1307,), std=(0.3081,))
 
 
 @datasets.register
 def fashion_mnist(*, root: Root) -> Dataset:
     """Clothes: Xiao et al. (2017)."""
-    return _read("FashionMNIST", expand(root), ("train-", "t10k-"), 10, (0.2860,), (0.3530,))
+    arrays = shared_rows("fashion_mnist", "FashionMNIST", expand(root), ("train-", "t10k-"), 10)
+    return of_arrays(arrays, 10, mean=(0.2860,), std=(0.3530,))
 
 
 @datasets.register
@@ -42,37 +44,51 @@ def emnist(
         Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"],
         Field(description="which of the published divisions; byclass has 62 classes"),
     ] = "byclass",
+    share: Annotated[
+        float, Field(gt=0, le=1, description="of the rows, the same random ones in every run (FedSAM: 0.1)")
+    ] = 1.0,
 ) -> Dataset:
     """Handwritten letters and digits: Cohen et al. (2017); pixels from 0 to 1, not normalised further."""
     names = (f"emnist-{split}-train-", f"emnist-{split}-test-")
-    data = _read("EMNIST", expand(root), names, CLASSES[split] + (split == "letters"), (), ())
-    # The published images lie on their side, and letters are counted from 1.
-    x_train, x_test = (x.transpose(2, 3).contiguous() for x in (data.x_train, data.x_test))
+    # Letters are counted from 1, and the images lie on their side.
     first = int(split == "letters")
-    return Dataset(x_train, data.y_train - first, x_test, data.y_test - first, CLASSES[split])
+    how = Upright(first, share)
+    return of_arrays(shared_rows("emnist", "EMNIST", expand(root), names, CLASSES[split] + first, how), CLASSES[split])
 
 
-def _read(
-    name: str, root: Path, parts: tuple[str, str], classes: int, mean: tuple[float, ...], std: tuple[float, ...]
-) -> Dataset:
-    places = [root, root / "raw", root / name / "raw", root / name]
-    train, test = ((_images(name, places, part), _labels(name, places, part, classes)) for part in parts)
-    for (x, y), part in zip((train, test), parts, strict=True):
-        if len(x) != len(y):
-            raise ValueError(f"{name} in {root}: {part}images has {len(x)} rows, {part}labels {len(y)}")
-    return Dataset(*train, *test, classes, mean, std)
+class Upright(NamedTuple):
+    """How EMNIST's rows differ from MNIST's."""
+
+    first: int = 0
+    share: float = 1.0
+
+    def __call__(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.sort(rng.permutation(len(x))[: max(1, int(self.share * len(x)))]) if self.share < 1 else slice(None)
+        return x[rows].transpose(0, 2, 1), y[rows] - self.first
 
 
-def _images(name: str, places: list[Path], part: str) -> Tensor:
-    return torch.from_numpy(_array(_find(name, places, f"{part}images-idx3-ubyte"), 3))[:, None]
+def shared_rows(
+    name: str, folder: str, root: Path, parts: tuple[str, str], classes: int, how: Upright | None = None
+) -> shared.Arrays:
+    """The images and labels of the training and the test files."""
+    places = [root, root / "raw", root / folder / "raw", root / folder]
+    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
+    files = [[_find(name, places, f"{part}{kind}") for kind in kinds] for part in parts]
 
+    def make(new: shared.Allocate) -> None:
+        rng = np.random.default_rng(0)
+        for part, (images, labels) in zip(("train", "test"), files, strict=True):
+            x, y = _array(images, 3, name), _array(labels, 1, name)
+            if len(x) != len(y):
+                raise ValueError(f"{images} has {len(x)} rows, {labels.name} {len(y)}; {again(name)}")
+            first = how.first if how else 0
+            if y.min() < first or y.max() >= classes:
+                raise ValueError(f"{labels} has labels {y.min()} to {y.max()}; {name} has {first} to {classes - 1}")
+            x, y = (x, y) if how is None else how(x, y, rng)
+            new(f"x_{part}", (len(x), 1, *x.shape[1:]), np.uint8)[:, 0] = x
+            new(f"y_{part}", y.shape, np.int64)[:] = y
 
-def _labels(name: str, places: list[Path], part: str, classes: int) -> Tensor:
-    file = _find(name, places, f"{part}labels-idx1-ubyte")
-    labels = torch.from_numpy(_array(file, 1).astype(np.int64))
-    if int(labels.max()) >= classes:
-        raise ValueError(f"{file} has a label {int(labels.max())}; {name} has 0 to {classes - 1}")
-    return labels
+    return shared.arrays(name, [file for pair in files for file in pair], how, make)
 
 
 def _find(name: str, places: list[Path], file: str) -> Path:
@@ -80,21 +96,21 @@ def _find(name: str, places: list[Path], file: str) -> Path:
         for path in (place / file, place / f"{file}.gz"):
             if path.is_file():
                 return path
-    raise ValueError(f"no {name} in {places[0]}: {file} or {file}.gz is missing there; set data.root to its folder")
+    raise ValueError(absent(name, places[0], f"{file} or {file}.gz"))
 
 
-def _array(path: Path, dimensions: int) -> np.ndarray:
+def _array(path: Path, dimensions: int, name: str) -> np.ndarray:
     """The bytes of an idx file, checked against its header."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as e:
-        raise ValueError(f"{path} cannot be read ({message(e)}); fetch it again") from None
+        raise ValueError(f"{path} cannot be read ({message(e)}); {again(name)}") from None
     before = 4 * (1 + dimensions)
     kind, *shape = struct.unpack(f">{1 + dimensions}I", data[:before].ljust(before, b"\0"))
     if KINDS.get(kind) != dimensions:
-        raise ValueError(f"{path} is no idx file of bytes with {dimensions} dimensions; fetch it again")
+        raise ValueError(f"{path} is no idx file of bytes with {dimensions} dimensions; {again(name)}")
     if not 0 < math.prod(shape) == len(data) - before:
         raise ValueError(
             f"{path} is damaged: its header says {'x'.join(map(str, shape))}, but it holds {size(len(data) - before)}"
         )
-    return np.frombuffer(data, np.uint8, offset=before).reshape(shape).copy()
+    return np.frombuffer(data, np.uint8, offset=before).reshape(shape)

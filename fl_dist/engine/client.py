@@ -17,6 +17,7 @@ from fl_dist.config import Local
 from fl_dist.core import Algorithm, Batch, Round, Seen, Vars
 from fl_dist.data import Dataset, normalise
 from fl_dist.engine.flat import Flat
+from fl_dist.engine.rows import Rows
 from fl_dist.engine.uplink import REMEDY
 from fl_dist.tasks import Task
 
@@ -30,7 +31,7 @@ class ClientFailure(RuntimeError):
 
 
 class Samples:
-    """The training data on the device, and which rows are whose."""
+    """The training data, and which rows are whose."""
 
     def __init__(
         self,
@@ -40,11 +41,11 @@ class Samples:
         augment: Augment,
         local: Local,
         device: torch.device,
+        most: float = math.inf,
     ):
         self.dataset, self.task, self.augment, self.local = dataset, task, augment, local
         self.dtype = DTYPES[local.precision]
-        self.x = place(dataset.x_train, device, self.dtype)
-        self.y = place(dataset.y_train, device, self.dtype)
+        self.data = Rows(dataset.x_train, dataset.y_train, device, self.dtype, most)
         self.rows = [torch.from_numpy(np.ascontiguousarray(r, dtype=np.int64)) for r in rows]
 
     def count(self, client: int) -> int:
@@ -57,20 +58,18 @@ class Samples:
     def steps(self, client: int) -> int:
         return self.local.epochs * -(-self.count(client) // self.batch_size(client))
 
-    def _take(self, rows: Tensor) -> Batch:
-        rows = rows.to(self.y.device)
-        return self.x.index_select(0, rows), self.y.index_select(0, rows)
-
     def batches(self, client: int, seed: int, index: int) -> Iterator[Batch]:
         """All batches of the client's round: shuffled anew each epoch, augmented, normalised."""
         order = torch_generator(seed, "batches", index, client)
         noise = torch_generator(seed, "augment", index, client)
+        for x, y in self.data.taken(self._pieces(client, order)):
+            yield self.task.batch(normalise(self._augmented(x, noise), self.dataset, self.dtype), y)
+
+    def _pieces(self, client: int, order: torch.Generator) -> Iterator[Tensor]:
         rows, size = self.rows[client], self.batch_size(client)
         for _ in range(self.local.epochs):
             shuffled = rows if size == len(rows) else rows[torch.randperm(len(rows), generator=order)]
-            for piece in shuffled.split(size):
-                x, y = self._take(piece)
-                yield self.task.batch(normalise(self._augmented(x, noise), self.dataset, self.dtype), y)
+            yield from shuffled.split(size)
 
     def _augmented(self, x: Tensor, noise: torch.Generator) -> Tensor:
         augmented = self.augment(x, noise)
@@ -80,8 +79,7 @@ class Samples:
 
     def plain(self, client: int) -> Iterator[Batch]:
         """The client's data once, in order, without augmentation."""
-        for piece in self.rows[client].split(self.batch_size(client)):
-            x, y = self._take(piece)
+        for x, y in self.data.taken(self.rows[client].split(self.batch_size(client))):
             yield self.task.batch(normalise(x, self.dataset, self.dtype), y)
 
 
@@ -282,8 +280,3 @@ class Taps:
     def drained(self, dtype: torch.dtype) -> dict[str, Tensor]:
         caught, self._caught = self._caught, {}
         return {name: output.to(dtype) for name, output in caught.items()}
-
-
-def place(rows: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Images stay bytes and ids ids on the device; features and targets take the precision of training once."""
-    return rows.to(device, dtype) if rows.is_floating_point() else rows.to(device)

@@ -1,13 +1,11 @@
 """The task's metrics of the global model on the test set, from sums that do not depend on order."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 
 from fl_dist.data import Dataset, normalise
-from fl_dist.engine.client import place
 from fl_dist.engine.flat import Flat
+from fl_dist.engine.rows import Rows
 from fl_dist.engine.world import World
 from fl_dist.tasks import Task
 
@@ -17,28 +15,27 @@ LARGEST = 2.0**30
 
 
 class Evaluator:
-    """Holds the test data on the device; borrows the world's twin model."""
+    """Holds the test data; borrows the world's twin model."""
 
     def __init__(self, world: World, batch_size: int) -> None:
         self.world, self.batch_size = world, batch_size
-        data, device, dtype = world.dataset, world.device, world.samples.dtype
-        self.data = replace(data, x_test=place(data.x_test, device, dtype), y_test=place(data.y_test, device, dtype))
+        data, most = world.dataset, 1e9 * world.config.topology.data_memory
+        self.rows = Rows(data.x_test, data.y_test, world.device, world.samples.dtype, most)
 
     def __call__(self, x: Tensor, buffers: Tensor) -> dict[str, float]:
         model: Flat = self.world.twin
         model.bind(x)
         model.buffers.write(buffers)
         model.module.eval()
-        return measured(model.module, self.world.task, self.data, self.world.samples.dtype, self.batch_size)
+        return measured(model.module, self.world.task, self.world.dataset, self.rows, self.batch_size)
 
 
 @torch.no_grad()
-def measured(module: nn.Module, task: Task, data: Dataset, dtype: torch.dtype, batch_size: int) -> dict[str, float]:
-    """By name: test_loss and what else the task measures on the test rows."""
-    x, y = data.x_test, place(data.y_test, data.x_test.device, dtype)
-    sums = Sums(x.device)
-    for rows, targets in zip(x.split(batch_size), y.split(batch_size), strict=True):
-        given, wanted = task.batch(normalise(rows, data, dtype), targets)
+def measured(module: nn.Module, task: Task, data: Dataset, rows: Rows, batch_size: int) -> dict[str, float]:
+    """By name: test_loss and what else the task measures on these rows of the data."""
+    sums = Sums(rows.device)
+    for x, y in rows.in_order(batch_size):
+        given, wanted = task.batch(normalise(x, data, rows.dtype), y)
         sums.add(task.measure(*task.align(module(given), wanted)))
     return {f"test_{name}": value for name, value in task.metrics(sums.means()).items()}
 

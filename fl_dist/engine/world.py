@@ -53,7 +53,8 @@ class World:
         self._check_data()
         augment = augmentations.build(config.augment["name"], _settings(config.augment))
         rows = build_clients(config, self.dataset)
-        self.samples = Samples(self.dataset, self.task, rows, augment, config.local, device)
+        most = 1e9 * config.topology.data_memory
+        self.samples = Samples(self.dataset, self.task, rows, augment, config.local, device, most)
         self.made_for = MadeFor(self.dataset.shape, self.task.outputs(self.dataset), self.dataset.ids)
         self.model, self.twin = Flat(self._module()), Flat(self._module())
         self.twin.share_frozen(self.model)
@@ -100,7 +101,7 @@ class World:
         """Two rows through the model: whether it can take them, and gives what the task wants."""
         self.twin.module.eval()
         x = normalise(self.dataset.x_test[:2].to(self.device), self.dataset, self.samples.dtype)
-        x, y = self.task.batch(x, self.samples.y[:2][: len(x)])
+        x, y = self.task.batch(x, self.samples.data.y[:2][: len(x)])
         name, asked = self.config.model["name"], f"rows of shape {list(x.shape[1:])}"
         try:
             outputs = self.twin.module(x)

@@ -1,0 +1,146 @@
+"""Where the data sets are published: addresses, checksums, and the folder below `root` in which readers look."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+COMMAND = "python -m fl_dist.data fetch"
+
+
+@dataclass(frozen=True)
+class File:
+    url: str
+    md5: str
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Source:
+    title: str
+    folder: str
+    """Below root: what the archives hold goes there, or the files themselves."""
+    files: tuple[File, ...] = ()
+    page: str = ""
+    """Where to get it by hand, if nothing can be downloaded directly."""
+    rows: tuple[int, int] | None = None
+    """Published numbers of training and test rows."""
+
+
+def _idx(base: str, images: str, labels: str, test_images: str, test_labels: str) -> tuple[File, ...]:
+    names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    sums = (images, labels, test_images, test_labels)
+    return tuple(File(f"{base}/{name}-ubyte.gz", md5) for name, md5 in zip(names, sums, strict=True))
+
+
+_KRIZ = "https://www.cs.toronto.edu/~kriz"
+_VISDA = "http://csr.bu.edu/ftp/visda/2019/multi-source"
+_NEWS = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv"
+
+SOURCES = {
+    "cifar10": Source(
+        "CIFAR-10",
+        ".",
+        (File(f"{_KRIZ}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
+        "",
+        (50000, 10000),
+    ),
+    "cifar100": Source(
+        "CIFAR-100",
+        ".",
+        (File(f"{_KRIZ}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
+        "",
+        (50000, 10000),
+    ),
+    "cinic10": Source(
+        "CINIC-10",
+        "cinic-10",
+        (
+            File(
+                "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+                "6ee4d0c996905fe93221de577967a372",
+            ),
+        ),
+        "",
+        (90000, 90000),
+    ),
+    "mnist": Source(
+        "MNIST",
+        "MNIST/raw",
+        _idx(
+            "https://ossci-datasets.s3.amazonaws.com/mnist",
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+        "",
+        (60000, 10000),
+    ),
+    "fashion_mnist": Source(
+        "Fashion-MNIST",
+        "FashionMNIST/raw",
+        _idx(
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+        "",
+        (60000, 10000),
+    ),
+    "emnist": Source(
+        "EMNIST",
+        "EMNIST",
+        (File("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"),),
+        "",
+        (697932, 116323),
+    ),
+    "tiny_imagenet": Source(
+        "Tiny-ImageNet",
+        ".",
+        (File("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
+        "",
+        (100000, 10000),
+    ),
+    "ag_news": Source(
+        "AG News",
+        "ag_news_csv",
+        (
+            File(f"{_NEWS}/train.csv", "b1a00f826fdfbd249f79597b59e1dc12"),
+            File(f"{_NEWS}/test.csv", "d52ea96a97a2d943681189a97654912d"),
+        ),
+        "",
+        (120000, 7600),
+    ),
+    "domainnet": Source(
+        "DomainNet",
+        "DomainNet",
+        (
+            File(f"{_VISDA}/groundtruth/clipart.zip", "cd0d8f2d77a4e181449b78ed62bccf1e"),
+            File(f"{_VISDA}/infograph.zip", "720380b86f9e6ab4805bb38b6bd135f8"),
+            File(f"{_VISDA}/groundtruth/painting.zip", "1ae32cdb4f98fe7ab5eb0a351768abfd"),
+            File(f"{_VISDA}/quickdraw.zip", "bdc1b6f09f277da1a263389efe0c7a66"),
+            File(f"{_VISDA}/real.zip", "dcc47055e8935767784b7162e7c7cca6"),
+            File(f"{_VISDA}/sketch.zip", "658d8009644040ff7ce30bb2e820850f"),
+        ),
+    ),
+    "officehome": Source("Office-Home", "OfficeHome", page="https://www.hemanthdv.org/officeHomeDataset.html"),
+    "pacs": Source(
+        "PACS", "PACS", page="https://github.com/facebookresearch/DomainBed (domainbed/scripts/download.py)"
+    ),
+}
+
+
+def absent(name: str, root: Path, what: str) -> str:
+    """What is missing, where it was looked for, and how to get it."""
+    source = SOURCES[name]
+    get = f"{COMMAND} {name} --root {root}" if source.files else f"from {source.page}, into {root / source.folder}"
+    return f"no {source.title} in {root}: {what} is missing there; get it ({get}), or set data.root to where it is"
+
+
+def again(name: str) -> str:
+    """The remedy for what is damaged."""
+    return f"get it again ({COMMAND} {name} --again)" if SOURCES[name].files else "extract it again"

@@ -1,0 +1,269 @@
+"""What a machine holds once, and image folders that are decoded into it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fl_dist.data import datasets, shared
+from fl_dist.engine.rows import AHEAD, Rows
+from fl_dist.main import main
+from tests.jobs import QUIET, model_hash, run_ranks
+
+REAL = os.environ.get("FL_DIST_DATA", "")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(shared.CACHE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def numbers(source: Path, calls: list[str], name: str = "x") -> np.ndarray:
+    def make(new: shared.Allocate) -> None:
+        calls.append(name)
+        new(name, (3, 4), np.int64)[:] = np.arange(12).reshape(3, 4)
+
+    return shared.arrays("numbers", [source], None, make)[name]
+
+
+class TestArrays:
+    def test_they_are_made_once(self, cache: Path, tmp_path: Path) -> None:
+        source, calls = tmp_path / "source", []
+        source.write_text("a")
+        first, second = numbers(source, calls), numbers(source, calls)
+        assert first.tolist() == second.tolist() == np.arange(12).reshape(3, 4).tolist()
+        assert len(calls) == 1 and isinstance(second, np.memmap)
+
+    def test_another_source_is_another_array(self, cache: Path, tmp_path: Path) -> None:
+        source, calls = tmp_path / "source", []
+        source.write_text("a")
+        numbers(source, calls)
+        source.write_text("ab")
+        numbers(source, calls)
+        assert len(calls) == 2
+        assert len(shared.held()) == 2
+        shared.forget()
+        assert shared.held() == []
+
+    def test_what_one_process_writes_to_them_no_other_sees(self, cache: Path, tmp_path: Path) -> None:
+        source = tmp_path / "source"
+        source.write_text("a")
+        numbers(source, [])[:] = 0
+        assert numbers(source, [])[2, 3] == 11
+
+    def test_several_processes_make_them_once(self, cache: Path, tmp_path: Path) -> None:
+        program = textwrap.dedent(f"""
+            import time
+            from pathlib import Path
+            import numpy as np
+            from fl_dist.data import shared
+            def make(new):
+                with open({str(tmp_path / "calls")!r}, "a") as file:
+                    file.write("made\\n")
+                time.sleep(0.5)
+                new("x", (100,), np.int64)[:] = 7
+            print(shared.arrays("slow", [Path({str(tmp_path)!r}) / "source"], None, make)["x"].sum())
+        """)
+        (tmp_path / "source").write_text("a")
+        with_pipe = {"stdout": subprocess.PIPE, "text": True}
+        ranks = [subprocess.Popen([sys.executable, "-c", program], **with_pipe) for _ in range(3)]  # type: ignore[call-overload]
+        assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["700\n"] * 3
+        assert (tmp_path / "calls").read_text() == "made\n"
+
+    def test_a_maker_that_was_killed_leaves_nothing_that_counts(self, cache: Path, tmp_path: Path) -> None:
+        (tmp_path / "source").write_text("a")
+        child = os.fork()
+        if not child:
+
+            def make(new: shared.Allocate) -> None:
+                new("x", (3, 4), np.int64)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            shared.arrays("numbers", [tmp_path / "source"], None, make)
+        os.waitpid(child, 0)
+        calls: list[str] = []
+        assert numbers(tmp_path / "source", calls)[2, 3] == 11
+        assert calls == ["x"]
+
+    def test_without_a_place_each_process_holds_its_own(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "file").write_text("no folder")
+        monkeypatch.setenv(shared.CACHE, str(tmp_path / "file"))
+        assert numbers(tmp_path / "file", [])[2, 3] == 11
+        warned = capsys.readouterr().err
+        assert warned.startswith("warning: numbers is held by each process on its own") and warned.count("\n") == 1
+
+    def test_a_full_disk_is_no_reason_to_end(
+        self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        assert numbers(tmp_path, [])[2, 3] == 11
+        assert "No space left on device" in capsys.readouterr().err
+        assert not list(cache.glob("*.new"))
+
+    def test_a_folder_of_somebody_else_is_not_used(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv(shared.CACHE)
+        monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+        assert shared.cache() == tmp_path / f"fl_dist-{os.getuid()}"
+        assert shared.cache().stat().st_mode & 0o777 == 0o700
+        shared.cache().chmod(0o777)
+        with pytest.raises(shared.NoPlace, match="somebody else"):
+            shared.cache()
+
+    def test_an_error_of_the_reader_is_the_readers(self, cache: Path, tmp_path: Path) -> None:
+        def make(new: shared.Allocate) -> None:
+            raise ValueError("a damaged file")
+
+        with pytest.raises(ValueError, match="a damaged file"):
+            shared.arrays("bad", [tmp_path], None, make)
+        assert shared.held() == []
+
+
+def picture(file: Path, seed: int, size: tuple[int, int] = (64, 64), mode: str = "RGB") -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    Image.fromarray(pixels).convert(mode).save(file)
+
+
+def refused(name: str, root: Path, **settings: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        datasets.build(name, {"root": str(root), **settings})
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def tiny(cache: Path, tmp_path: Path) -> Path:
+    """Two classes of Tiny-ImageNet as it is published: grey images among them, classes not in alphabetical order."""
+    folder = tmp_path / "tiny-imagenet-200"
+    for k, word in enumerate(("n02", "n01")):
+        for n in range(3):
+            picture(folder / "train" / word / "images" / f"{word}_{n}.JPEG", 10 * k + n, mode="L" if n == 1 else "RGB")
+    for n in range(2):
+        picture(folder / "val" / "images" / f"val_{n}.JPEG", 50 + n)
+    (folder / "wnids.txt").write_text("n02\nn01\n")
+    (folder / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn02\t0\t0\t9\t9\nval_1.JPEG\tn01\t0\t0\t9\t9\n")
+    return tmp_path
+
+
+class TestTinyImageNet:
+    def test_it_is_read(self, tiny: Path) -> None:
+        data = datasets.build("tiny_imagenet", {"root": str(tiny)})
+        assert data.x_train.shape == (6, 3, 64, 64) and data.classes == 2
+        assert data.y_train.tolist() == [0, 0, 0, 1, 1, 1] and data.y_test.tolist() == [1, 0]
+        first = np.asarray(Image.open(tiny / "tiny-imagenet-200/train/n01/images/n01_0.JPEG")).transpose(2, 0, 1)
+        assert np.array_equal(data.x_train[0].numpy(), first)
+        grey = data.x_train[1]
+        assert grey[0].equal(grey[1]) and grey[0].equal(grey[2])
+
+    def test_it_is_scaled(self, tiny: Path) -> None:
+        data = datasets.build("tiny_imagenet", {"root": str(tiny), "size": 32})
+        assert data.x_test.shape == (2, 3, 32, 32)
+        whole = Image.open(tiny / "tiny-imagenet-200/val/images/val_0.JPEG").resize((32, 32), Image.Resampling.BILINEAR)
+        assert np.array_equal(data.x_test[0].numpy(), np.asarray(whole).transpose(2, 0, 1))
+
+    def test_what_is_wrong_is_named(self, tiny: Path) -> None:
+        assert "fetch tiny_imagenet --root" in refused("tiny_imagenet", tiny / "elsewhere")
+        folder = tiny / "tiny-imagenet-200"
+        (folder / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn09\t0\t0\t9\t9\n")
+        assert "names a class n09" in refused("tiny_imagenet", tiny)
+        (folder / "val" / "val_annotations.txt").write_text("val_7.JPEG\tn02\t0\t0\t9\t9\n")
+        assert "val_7.JPEG cannot be read" in refused("tiny_imagenet", tiny)
+        (folder / "train" / "n02").rename(folder / "elsewhere")
+        assert "train/n02/images is missing" in refused("tiny_imagenet", tiny)
+
+
+@pytest.fixture
+def domains(cache: Path, tmp_path: Path) -> Path:
+    """Three domains of two classes, one of which has no image of the second class; images of all shapes."""
+    for d, domain in enumerate(("art", "photo", "sketch")):
+        for c, name in enumerate(("cat", "dog")):
+            if (domain, name) != ("sketch", "dog"):
+                for n in range(4 + d):
+                    suffix = ("jpg", "PNG")[n % 2]
+                    picture(tmp_path / "PACS" / domain / name / f"{n}.{suffix}", 100 * d + 10 * c + n, (40 + n, 30))
+    (tmp_path / "PACS" / "splits").mkdir()  # what archives bring along besides
+    (tmp_path / "PACS" / "art" / "cat" / "notes.txt").write_text("no image")
+    return tmp_path
+
+
+class TestDomains:
+    def test_one_is_left_out(self, domains: Path) -> None:
+        data = datasets.build("pacs", {"root": str(domains), "target": "photo", "size": 16})
+        assert data.x_train.shape == (4 + 4 + 6, 3, 16, 16) and data.x_test.shape == (10, 3, 16, 16)
+        assert data.client is not None and data.client.tolist() == [0] * 8 + [1] * 6
+        assert data.y_train.tolist() == [0] * 4 + [1] * 4 + [0] * 6 and data.classes == 2
+        image = Image.open(domains / "PACS" / "art" / "cat" / "0.jpg")
+        scale = 16 * 8 / 7 / 30
+        width, height = round(40 * scale), round(30 * scale)
+        whole = image.resize((width, height), Image.Resampling.BILINEAR)
+        left, top = (width - 16) // 2, (height - 16) // 2
+        expected = np.asarray(whole.crop((left, top, left + 16, top + 16))).transpose(2, 0, 1)
+        assert np.array_equal(data.x_train[0].numpy(), expected)
+
+    def test_what_is_wrong_is_named(self, domains: Path) -> None:
+        assert "did you mean 'photo'?" in refused("pacs", domains, target="foto")
+        assert "github.com/facebookresearch/DomainBed" in refused("pacs", domains / "elsewhere", target="art")
+        assert "hemanthdv.org" in refused("officehome", domains / "elsewhere", target="Art")
+        assert "cannot be read (No such file" in refused("domain_folders", domains / "elsewhere", target="art")
+        (domains / "PACS" / "photo" / "cat" / "0.jpg").write_bytes(b"no image")
+        assert "photo/cat/0.jpg cannot be read" in refused("pacs", domains, target="photo", size=16)
+
+    def test_rows_that_are_read_ahead_give_the_same_bits(self, domains: Path, tmp_path: Path) -> None:
+        """All rows on the device; all in files, in one process; all in files, on three ranks."""
+        settings = [f"data={{name: pacs, root: {domains}, target: art, size: 16}}", "partition=domains", "model=mlp"]
+        settings += [*QUIET, "clients={total: 4, per_round: 2}", "rounds=2", "augment=crop_flip"]
+        settings += ["local={epochs: 2, batch_size: 3}", "evaluate.batch_size=3"]
+        assert main([*settings, f"run.dir={tmp_path / 'held'}"]) == 0
+        assert main([*settings, "topology.data_memory=0", f"run.dir={tmp_path / 'read'}"]) == 0
+        codes, outputs = run_ranks(3, [*settings, "topology.data_memory=0", f"run.dir={tmp_path / 'ranks'}"])
+        assert codes == [0, 0, 0], outputs
+        assert len({model_hash(tmp_path / name) for name in ("held", "read", "ranks")}) == 1
+
+
+class TestRows:
+    def rows(self, most: float) -> Rows:
+        x = torch.arange(60, dtype=torch.uint8).reshape(20, 3)
+        return Rows(x, torch.arange(20), torch.device("cpu"), torch.float32, most)
+
+    def test_ahead_or_not_they_are_the_same(self) -> None:
+        pieces = torch.randperm(20, generator=torch.Generator().manual_seed(0)).split(1)
+        assert len(pieces) > 2 * AHEAD
+        held, read = (list(self.rows(most).taken(pieces)) for most in (60, 59))
+        assert all(a.equal(c) and b.equal(d) for (a, b), (c, d) in zip(held, read, strict=True))
+        assert [y.tolist() for _, y in read] == [piece.tolist() for piece in pieces]
+        held, read = (list(self.rows(most).in_order(7)) for most in (60, 59))
+        assert all(a.equal(c) and b.equal(d) for (a, b), (c, d) in zip(held, read, strict=True))
+
+    def test_no_reader_outlives_who_stops_early(self) -> None:
+        before = threading.active_count()
+        batches = self.rows(0).taken(torch.arange(20).split(1))
+        next(batches)
+        batches.close()  # type: ignore[attr-defined]
+        until = time.monotonic() + 5
+        while threading.active_count() > before and time.monotonic() < until:
+            time.sleep(0.01)
+        assert threading.active_count() == before
+
+
+if REAL and (Path(REAL) / "PACS").is_dir():
+
+    def test_real_domains(tmp_path: Path, cache: Path) -> None:
+        data = datasets.build("pacs", {"root": REAL, "target": "sketch", "size": 64})
+        assert data.classes == 7 and data.client is not None and data.client.max() == 2
+        assert len(data.x_train) == 3 * len(data.x_test)
