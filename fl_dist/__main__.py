@@ -17,6 +17,8 @@ COMMANDS = {
     "submit": ("launch.submit", "submit a run to Slurm, or run it here as Slurm would"),
     "sweep": ("launch.sweep", "a grid or a list of runs, as a job array or here"),
     "status": ("launch.status", "how far runs are"),
+    "results": ("fl_dist.results.__main__", "runs as a table and as curves"),
+    "data": ("fl_dist.data.__main__", "fetch published data, check it, show who has what"),
     "sync": ("launch.sync", "upload offline W&B records"),
     "algorithms": ("fl_dist.algorithms.__main__", "the table of all algorithms"),
 }

@@ -19,7 +19,7 @@ from typing import Any
 
 from fl_dist.common.words import duration, message
 from fl_dist.monitor.console import STARTING
-from fl_dist.storage.folder import CONFIG, LOCK, METRICS, RunFolder
+from fl_dist.storage.folder import LOCK, METRICS, RunFolder, runs_below
 from fl_dist.storage.metrics import parsed
 from fl_dist.tasks import Headline
 
@@ -46,17 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "runs", nargs="*", type=Path, default=[Path("runs")], help="run folders, or folders of them (default runs)"
     )
-    runs = [run for given in parser.parse_args(argv).runs for run in below(given)]
+    runs = [run for given in parser.parse_args(argv).runs for run in runs_below(given)]
     if not runs:
         terminal.complain("no run there; a run's folder has a config.yaml")
         return 1
     print(table([_of_folder(run) for run in runs]))
     return 0
-
-
-def below(folder: Path) -> list[Path]:
-    """The folder itself, if it is a run, or all runs below it."""
-    return sorted(file.parent for file in folder.rglob(CONFIG)) if not (folder / CONFIG).exists() else [folder]
 
 
 def _of_folder(run: Path) -> Status:

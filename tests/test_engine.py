@@ -210,6 +210,16 @@ def test_gathered_gradients_equal_autograd() -> None:
         assert torch.equal(view, p.grad)
 
 
+def test_what_a_module_computes_itself_is_set_back_not_sent() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("table", torch.arange(3.0), persistent=False)
+    flat = Flat(module)
+    assert flat.buffers.size == 0
+    module.get_buffer("table").zero_()
+    flat.buffers.write(flat.buffers.new())
+    assert module.get_buffer("table").tolist() == [0, 1, 2]
+
+
 def test_buffers_go_to_a_vector_and_back() -> None:
     flat = Flat(Uneven())
     flat.module(torch.randn(16, 3))

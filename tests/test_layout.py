@@ -20,6 +20,8 @@ LAYERS = (
     "fl_dist.engine",
     "fl_dist.execute",
     "fl_dist.runs",
+    "fl_dist.results",
+    "fl_dist.data.__main__",
     "fl_dist.main",
     "launch",
     "fl_dist.__main__",

@@ -74,11 +74,20 @@ def domain_folders(*, root: Root, target: Target, size: Size = 224) -> Dataset:
 
 
 def _published(name: str, root: str, target: str, size: int) -> Dataset:
-    given, below = expand(root), expand(root) / SOURCES[name].folder
-    folder = below if below.is_dir() else given
+    return _domains(name, _folder(name, expand(root)), target, size)
+
+
+def domains_below(name: str, root: Path) -> list[str]:
+    """The domains of a published set."""
+    return [entry.name for entry in _folders(_folder(name, root)) if _folders(entry)]
+
+
+def _folder(name: str, root: Path) -> Path:
+    below = root / SOURCES[name].folder
+    folder = below if below.is_dir() else root
     if not folder.is_dir() or not _folders(folder):
-        raise ValueError(absent(name, given, f"folder {SOURCES[name].folder}/<domain>/<class>"))
-    return _domains(name, folder, target, size)
+        raise ValueError(absent(name, root, f"folder {SOURCES[name].folder}/<domain>/<class>"))
+    return folder
 
 
 def _domains(name: str, folder: Path, target: str, size: int) -> Dataset:

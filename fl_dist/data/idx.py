@@ -71,7 +71,7 @@ def shared_rows(
     name: str, folder: str, root: Path, parts: tuple[str, str], classes: int, how: Upright | None = None
 ) -> shared.Arrays:
     """The images and labels of the training and the test files."""
-    places = [root, root / "raw", root / folder / "raw", root / folder]
+    places = [root, root / "raw", root / folder / "raw", root / folder, root / folder / "gzip"]
     kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
     files = [[_find(name, places, f"{part}{kind}") for kind in kinds] for part in parts]
 

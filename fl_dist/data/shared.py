@@ -75,7 +75,7 @@ def _identity(kind: str, sources: Iterable[Path], settings: object) -> str:
     digest = hashlib.sha256(repr((VERSION, kind, settings)).encode())
     for source in sources:
         about = source.stat()
-        digest.update(repr((str(source.absolute()), about.st_size, about.st_mtime_ns)).encode())
+        digest.update(repr((str(source.resolve()), about.st_size, about.st_mtime_ns)).encode())
     return digest.hexdigest()[:16]
 
 

@@ -79,10 +79,15 @@ class Flat:
 
 
 class Buffers:
-    """The module's buffers (BatchNorm statistics) to and from one vector in the dtype of the parameters."""
+    """The module's buffers (BatchNorm statistics) to and from one vector in the dtype of the parameters.
+
+    What a module does not save (`persistent=False`) it computes from its settings: that is not sent, but set back.
+    """
 
     def __init__(self, module: nn.Module, like: Tensor, without: set[str]) -> None:
-        found = {name: buffer for name, buffer in module.named_buffers() if name not in without}
+        saved = module.state_dict().keys()
+        found = {name: buffer for name, buffer in module.named_buffers() if name not in without and name in saved}
+        self._computed = [(buffer, buffer.clone()) for name, buffer in module.named_buffers() if name not in saved]
         self.names, self.items = list(found), list(found.values())
         self.size = sum(b.numel() for b in self.items)
         self.dtype, self.device = like.dtype, like.device
@@ -103,6 +108,8 @@ class Buffers:
     def write(self, vector: Tensor) -> None:
         for item, piece in self._pieces(vector):
             item.copy_(piece if item.is_floating_point() else (piece * COUNT).round())
+        for item, first in self._computed:
+            item.copy_(first)
 
     def new(self) -> Tensor:
         return torch.zeros(self.size, dtype=self.dtype, device=self.device)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fl_dist.models import cnn, emnist, fasttext, lenet, mlp, resnet, vgg, vit  # noqa: F401  (importing a family registers it)
+from fl_dist.models import cnn, emnist, fasttext, lenet, mlp, resnet, timm, vgg, vit  # noqa: F401  (importing a family registers it)
 from fl_dist.models.base import models
 from fl_dist.models.weights import choose_trained, load_init, load_pretrained, taken_over
 

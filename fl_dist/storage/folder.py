@@ -61,6 +61,11 @@ def sync_folder(path: Path) -> None:
         os.close(handle)
 
 
+def runs_below(folder: Path) -> list[Path]:
+    """The folder itself, if it is a run, or all runs below it."""
+    return sorted(file.parent for file in folder.rglob(CONFIG)) if not (folder / CONFIG).exists() else [folder]
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file by rename, after its bytes are on disk."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -1,0 +1,1 @@
+"""Runs as a table and as curves, as papers print them."""

@@ -1,0 +1,172 @@
+"""Runs with their places in a table: from a sweep's file, or from folders whose configurations differ."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fl_dist.common.reading import ConfigError, read_yaml
+from fl_dist.config import LAYOUT
+from fl_dist.config.sweeps import COLUMN, LIST, ROW, Sweep, axes, read
+from fl_dist.storage.folder import CONFIG, METRICS, RunFolder, runs_below
+from fl_dist.storage.metrics import Row, parsed
+from fl_dist.tasks import Headline
+
+SEED = "seed"
+ACCURACY = Headline("accuracy", "max", percent=True)
+
+
+@dataclass
+class Outcome:
+    """What became of one run."""
+
+    name: str
+    row: str
+    column: str
+    path: Path
+    rounds: int
+    last: int
+    """Rounds over which the run itself averages its final score."""
+
+    @cached_property
+    def headline(self) -> Headline:
+        facts = RunFolder(self.path).facts() if self.history else {}
+        return Headline(**facts["headline"]) if "headline" in facts else ACCURACY
+
+    @cached_property
+    def history(self) -> list[Row]:
+        file = self.path / METRICS
+        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+        return [row for row in map(parsed, lines) if row is not None]
+
+    @property
+    def done(self) -> int:
+        return int(self.history[-1]["round"]) if self.history else 0
+
+    @property
+    def finished(self) -> bool:
+        return self.done >= self.rounds
+
+    @cached_property
+    def scores(self) -> list[tuple[int, float]]:
+        """Round and headline metric, of the rounds that were evaluated."""
+        name = f"test_{self.headline.name}"
+        found = [(row["round"], row.get(name)) for row in self.history]
+        return [(index, score) for index, score in found if score is not None and math.isfinite(score)]
+
+    def spent(self, cost: str, until: int) -> float:
+        """What the first rounds cost."""
+        return sum(COSTS[cost](row) for row in self.history if row["round"] <= until)
+
+
+COSTS = {
+    "rounds": lambda row: 1,
+    "gigabytes": lambda row: (row["bytes_down"] + row["bytes_up"]) / 1e9,
+    "passes": lambda row: row["forwards"] + row["backwards"],
+    "minutes": lambda row: row["seconds"]["total"] / 60,
+}
+"""By name, what a round costs."""
+
+
+@dataclass
+class Collection:
+    """The runs of a table, and the order of its rows and columns."""
+
+    name: str
+    outcomes: list[Outcome]
+    sweep: Sweep
+    published: Path | None = None
+    """Where numbers to compare with may stand."""
+
+    @property
+    def rows(self) -> list[str]:
+        return list(dict.fromkeys(outcome.row for outcome in self.outcomes))
+
+    @property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(outcome.column for outcome in self.outcomes))
+
+    def at(self, row: str, column: str) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if (outcome.row, outcome.column) == (row, column)]
+
+
+def collect(words: Sequence[str], only: Sequence[str] = ()) -> Collection:
+    """Of `SWEEP.yaml key=value ...`, or of folders of runs."""
+    if not words:
+        raise ConfigError("name a sweep's file, or folders of runs")
+    first = Path(words[0])
+    if first.is_dir() or not first.suffix:
+        return _of_folders([Path(word) for word in words])
+    sweep, cells = read(words[0], words[1:], only)
+    row, columns = _table_axes(sweep)
+    outcomes = [
+        Outcome(
+            cell.name,
+            cell.at[row],
+            ", ".join(cell.at[axis] for axis in columns),
+            cell.run,
+            cell.rounds,
+            cell.config.evaluate.last,
+        )
+        for cell in cells
+    ]
+    return Collection(first.stem, outcomes, sweep, first.parent / "published.csv")
+
+
+def _table_axes(sweep: Sweep) -> tuple[str, list[str]]:
+    """Which axis is the rows, and which make the columns; over seeds the table averages."""
+    names = [axis for axis in axes(sweep) if axis != SEED] or [SEED]
+    row = next((axis for axis in (ROW, LIST, "algorithm", "algorithm.name") if axis in names), names[0])
+    rest = [axis for axis in names if axis != row]
+    return row, sorted(rest, key=lambda axis: axis != COLUMN)
+
+
+def _of_folders(folders: Sequence[Path]) -> Collection:
+    paths = [run for folder in folders for run in runs_below(folder)]
+    if not paths:
+        raise ConfigError(f"no run in {', '.join(map(str, folders))}; a run's folder has a {CONFIG}")
+    configs = [_plain(path) for path in paths]
+    by_name: dict[Any, list[dict[str, Any]]] = {}
+    for config in configs:
+        by_name.setdefault(config.get("algorithm.name"), []).append(config)
+    within = {name: _differing(group, "algorithm.") for name, group in by_name.items()}
+    elsewhere = [key for key in _differing(configs, "") if not key.startswith("algorithm.")]
+    outcomes = []
+    for path, config in zip(paths, configs, strict=True):
+        name = config.get("algorithm.name")
+        row = " ".join([str(name or "parts"), *(_told(config, key) for key in within[name])])
+        column = ", ".join(_told(config, key) for key in elsewhere)
+        outcomes.append(Outcome(str(path), row, column, path, RunFolder(path).rounds(), config["evaluate.last"]))
+    return Collection("runs", outcomes, Sweep())
+
+
+def _plain(path: Path) -> dict[str, Any]:
+    """The configuration as key.sub: value, without what changes no result; seeds are what a table averages over."""
+    given = read_yaml(path / CONFIG)
+    if not isinstance(given, dict):
+        raise ConfigError(f"{path / CONFIG} is not a configuration")
+    return {k: v for k, v in _leaves(given) if k not in (SEED, "rounds") and not f"{k}.".startswith(_PLACES)}
+
+
+_PLACES = tuple(f"{key}." for key in LAYOUT)
+
+
+def _leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in node.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _differing(configs: Sequence[dict[str, Any]], prefix: str) -> list[str]:
+    keys = dict.fromkeys(key for config in configs for key in config if key.startswith(prefix))
+    return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
+
+
+def _told(config: dict[str, Any], key: str) -> str:
+    section, _, last = key.rpartition(".")
+    value = config.get(key, "–")
+    return str(value) if last == "name" else f"{last}={value}" if section else f"{key}={value}"
