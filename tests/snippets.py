@@ -1,6 +1,7 @@
 """The code blocks of the documents, and a desk on which their commands can be typed."""
 
 import importlib
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -86,12 +87,16 @@ def _python(line: str, words: list[str]) -> None:
         return
     if module in SUBMITS and not HARMLESS & set(arguments):
         arguments.append("--dry-run")
+    if "--local" in arguments and arguments[0].startswith("configs/paper/"):
+        arguments += ["--only", "FedAvg"]  # test_papers.py runs them all
     _call(module, arguments)
 
 
 def _call(module: str, arguments: list[str]) -> None:
     """The module's main, as `python -m` would call it."""
-    program = importlib.import_module(module if module != "fl_dist.algorithms" else "fl_dist.algorithms.__main__")
+    package = importlib.util.find_spec(module)
+    assert package is not None, module
+    program = importlib.import_module(f"{module}.__main__" if package.submodule_search_locations else module)
     main: Callable[[list[str]], int | None] = program.main
     try:
         code = main(arguments)
@@ -128,6 +133,7 @@ def _elsewhere(line: str, words: list[str]) -> None:
 
 INTERPRETERS: dict[str, Callable[[str, list[str]], None]] = {
     "python -m pytest": _elsewhere,  # test_docs.py runs it where the document says
+    "python -m fl_dist.data fetch": _elsewhere,
     "python -m ": _python,
     "torchrun ": _torchrun,
     "make ": _make,

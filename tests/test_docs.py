@@ -57,7 +57,7 @@ def test_what_a_reader_types_works(snippet: Snippet, tmp_path: Path, monkeypatch
     monkeypatch.setattr(arguments, "QUICKSTART", tmp_path / "quick" / "quickstart.yaml")
     set_up_desk(tmp_path)
     for block in snippets("yaml"):
-        if "grid" in (sweep := yaml.safe_load(block.text)):
+        if (sweep := yaml.safe_load(block.text)).get("name") == "my_sweep":
             (tmp_path / "my_sweep.yaml").write_text(yaml.safe_dump(first_of(sweep)))
     monkeypatch.chdir(tmp_path)
     for command in snippet.commands():
@@ -83,7 +83,7 @@ def test_configurations_in_the_documents_are_valid(snippet: Snippet, tmp_path: P
     (tmp_path / "my.yaml").write_text("rounds: 3\n")
     (tmp_path / "sweep.yaml").write_text(snippet.text)
     _, cells = sweeps.read(str(tmp_path / "sweep.yaml"))
-    assert len(cells) == 36
+    assert len(cells) == (36 if "list" in text else 12)
 
 
 def test_the_part_in_the_readme_is_the_one_that_runs() -> None:

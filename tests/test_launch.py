@@ -197,7 +197,7 @@ def test_a_sweep_is_validated_before_anything_starts(text, message, tmp_path, ca
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("name", ["sweep_digits.yaml", "paper/fedgmt_table2.yaml"])
+@pytest.mark.parametrize("name", ["sweep_digits.yaml", "results/cifar10.yaml"])
 def test_the_sweeps_that_come_along_are_valid(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     _, cells = sweep.read(f"configs/{name}")

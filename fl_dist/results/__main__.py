@@ -30,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         kind = _kind(arguments)
         table = figures(found, _table(arguments, found), arguments.cost or ["rounds"], _published(arguments, found))
         _write(FORMATS[kind](table), arguments.output)
-        if arguments.curves:
-            draw(found, expand(arguments.curves), arguments.against)
+        if arguments.curves and not draw(found, expand(arguments.curves), arguments.against):
+            print("no run has a score yet: no curves were drawn", file=sys.stderr)
     except (ValueError, OSError) as e:
         terminal.complain(e, e if arguments.traceback else None)
         return 2

@@ -18,11 +18,11 @@ ACROSS = 3
 SUFFIXES = (".png", ".pdf", ".svg")
 
 
-def draw(found: Collection, file: Path, against: str = "rounds") -> None:
-    """All runs that have a score so far."""
+def draw(found: Collection, file: Path, against: str = "rounds") -> bool:
+    """All runs that have a score so far; False: there are none, and no picture."""
     columns = [column for column in found.columns if any(o.scores for row in found.rows for o in found.at(row, column))]
     if not columns:
-        raise ValueError("no run has a score yet")
+        return False
     across = min(ACROSS, len(columns))
     down = -(-len(columns) // across)
     figure = blank(file, (1.2 + 4.6 * across, 3.7 * down + 0.4))
@@ -35,6 +35,7 @@ def draw(found: Collection, file: Path, against: str = "rounds") -> None:
     figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=9)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file)
+    return True
 
 
 def blank(file: Path, inches: tuple[float, float]) -> "Figure":
