@@ -90,7 +90,7 @@ class _Progress:
     def show(self, active: Sequence[Cell]) -> None:
         if not self.bar.disable:
             self.bar.update(sum(so_far(cell.run)[0] for cell in self.cells) - self.bar.n)
-            self.bar.set_postfix_str(", ".join(" ".join((c.name, *so_far(c.run)[1:])) for c in active))
+            self.bar.set_postfix_str(", ".join(f"{c.name} {so_far(c.run)[1]}".strip() for c in active))
 
     def __enter__(self) -> "_Progress":
         tqdm.monitor_interval = 0  # no thread that watches over slow bars

@@ -102,7 +102,10 @@ class TestArrays:
         (tmp_path / "file").write_text("no folder")
         monkeypatch.setenv(shared.CACHE, str(tmp_path / "file"))
         assert numbers(tmp_path / "file", [])[2, 3] == 11
-        warned = capsys.readouterr().err
+        monkeypatch.setattr(shared, "MOST_ALONE", 95)
+        with pytest.raises(ValueError, match="x needs 96 B in a file: set FL_DIST_CACHE to a folder with room for it"):
+            numbers(tmp_path / "file", [])
+        warned = capsys.readouterr().err.splitlines(keepends=True)[0]
         assert warned.startswith("warning: numbers is held by each process on its own") and warned.count("\n") == 1
 
     def test_a_full_disk_is_no_reason_to_end(

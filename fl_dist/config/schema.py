@@ -44,6 +44,7 @@ class Clients(Strict):
 
 class Local(Strict):
     epochs: Annotated[int, key("passes over the client's data in a round", ge=1, le=MOST)] = 5
+    steps: Annotated[int | None, key("most steps of a client in a round, whatever the epochs", ge=1, le=MOST)] = None
     batch_size: Annotated[int | Literal["full"], key("samples of a batch; full: the client's whole data")] = 50
     lr: Annotated[float, key("learning rate of the first round", gt=0)] = 0.01
     lr_decay: Annotated[float, key("factor on the rate after each round", gt=0, le=1)] = 0.998

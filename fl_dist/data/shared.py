@@ -7,6 +7,7 @@ be written, every process holds its own copy.
 
 import fcntl
 import hashlib
+import math
 import os
 import shutil
 import stat
@@ -28,6 +29,8 @@ Arrays = dict[str, np.ndarray]
 Allocate = Callable[[str, tuple[int, ...], type], np.ndarray]
 """Name, shape, kind of number: an array to be filled."""
 Make = Callable[[Allocate], None]
+MOST_ALONE = 4e9
+"""Bytes that each process may hold on its own."""
 
 
 class NoPlace(Exception):
@@ -130,6 +133,8 @@ def _in_memory(make: Make) -> Arrays:
     made: Arrays = {}
 
     def allocate(name: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+        if (needed := math.prod(shape) * np.dtype(dtype).itemsize) > MOST_ALONE:
+            raise ValueError(f"{name} needs {size(needed)} in a file: set {CACHE} to a folder with room for it")
         made[name] = np.empty(shape, dtype)
         return made[name]
 

@@ -1,5 +1,6 @@
 """One client's local training: batches become gradient oracles, the algorithm's direction becomes steps."""
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,13 +57,14 @@ class Samples:
         return self.count(client) if size == "full" else int(size)
 
     def steps(self, client: int) -> int:
-        return self.local.epochs * -(-self.count(client) // self.batch_size(client))
+        whole = self.local.epochs * -(-self.count(client) // self.batch_size(client))
+        return min(whole, self.local.steps or whole)
 
     def batches(self, client: int, seed: int, index: int) -> Iterator[Batch]:
         """All batches of the client's round: shuffled anew each epoch, augmented, normalised."""
         order = torch_generator(seed, "batches", index, client)
         noise = torch_generator(seed, "augment", index, client)
-        for x, y in self.data.taken(self._pieces(client, order)):
+        for x, y in self.data.taken(itertools.islice(self._pieces(client, order), self.local.steps)):
             yield self.task.batch(normalise(self._augmented(x, noise), self.dataset, self.dtype), y)
 
     def _pieces(self, client: int, order: torch.Generator) -> Iterator[Tensor]:

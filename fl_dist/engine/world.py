@@ -184,7 +184,9 @@ class World:
     def cost(self, client: int) -> float:
         """Estimated work of a client's round: samples passed, times the passes of the algorithm."""
         forwards, backwards = self.algorithm.passes
-        return self.config.local.epochs * self.samples.count(client) * (forwards + 2 * backwards)
+        samples, local = self.samples, self.config.local
+        passed = min(local.epochs * samples.count(client), samples.steps(client) * samples.batch_size(client))
+        return passed * (forwards + 2 * backwards)
 
     def weight(self, client: int, by: str) -> float:
         """A client's weight in a mean: at most 1, and independent of who else takes part."""
