@@ -36,7 +36,7 @@ from fl_dist.models import MadeFor, build_model
 from fl_dist.monitor.summary import Summary, summarise
 from fl_dist.storage.checkpoint import newest, read_server
 from fl_dist.storage.folder import CONFIG, METRICS, MODEL, RunFolder
-from fl_dist.storage.metrics import Row, parsed
+from fl_dist.storage.metrics import Row, rows_in
 from fl_dist.tasks import Headline, Task
 
 Given = np.ndarray | Tensor
@@ -122,9 +122,7 @@ class Run:
     @property
     def history(self) -> History:
         """The rows so far."""
-        file = self.path / METRICS
-        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-        return History(row for row in map(parsed, lines) if row is not None)
+        return History(rows_in(self.path / METRICS))
 
     @property
     def summary(self) -> Summary:

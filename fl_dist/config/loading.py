@@ -280,7 +280,7 @@ def dump(config: Config) -> dict[str, Any]:
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Keys whose values differ in a way that changes results so far, as `key: old -> new`."""
-    before, after = dict(_leaves(old)), dict(_leaves(new))
+    before, after = dict(leaves(old)), dict(leaves(new))
     changed = [k for k in sorted(before.keys() | after.keys()) if before.get(k) != after.get(k)]
     ignored = tuple(f"{k}." for k in LAYOUT)
     # No round depends on how many follow: rates, cohorts and batches come from the round's own number.
@@ -289,9 +289,10 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [f"{shortened(k)}: {shortened(before.get(k))} -> {shortened(after.get(k))}" for k in told]
 
 
-def _leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested keys with dots, and their values."""
     for name, value in node.items():
         if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

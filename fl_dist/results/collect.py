@@ -1,7 +1,7 @@
 """Runs with their places in a table: from a sweep's file, or from folders whose configurations differ."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,9 +9,10 @@ from typing import Any
 
 from fl_dist.common.reading import ConfigError, read_yaml
 from fl_dist.config import LAYOUT
+from fl_dist.config.loading import leaves
 from fl_dist.config.sweeps import COLUMN, LIST, ROW, Sweep, axes, read
 from fl_dist.storage.folder import CONFIG, METRICS, RunFolder, runs_below
-from fl_dist.storage.metrics import Row, parsed
+from fl_dist.storage.metrics import Row, rows_in
 from fl_dist.tasks import Headline
 
 SEED = "seed"
@@ -37,9 +38,7 @@ class Outcome:
 
     @cached_property
     def history(self) -> list[Row]:
-        file = self.path / METRICS
-        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-        return [row for row in map(parsed, lines) if row is not None]
+        return rows_in(self.path / METRICS)
 
     @property
     def done(self) -> int:
@@ -147,18 +146,10 @@ def _plain(path: Path) -> dict[str, Any]:
     given = read_yaml(path / CONFIG)
     if not isinstance(given, dict):
         raise ConfigError(f"{path / CONFIG} is not a configuration")
-    return {k: v for k, v in _leaves(given) if k not in (SEED, "rounds") and not f"{k}.".startswith(_PLACES)}
+    return {k: v for k, v in leaves(given) if k not in (SEED, "rounds") and not f"{k}.".startswith(_PLACES)}
 
 
 _PLACES = tuple(f"{key}." for key in LAYOUT)
-
-
-def _leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in node.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _differing(configs: Sequence[dict[str, Any]], prefix: str) -> list[str]:

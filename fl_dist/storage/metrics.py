@@ -92,6 +92,12 @@ class Needed(BaseModel):
     seconds: Seconds
 
 
+def rows_in(file: Path) -> list[Row]:
+    """The rows of a run, finished or not."""
+    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    return [row for row in map(parsed, lines) if row is not None]
+
+
 def parsed(line: bytes) -> Row | None:
     """A whole row, or None."""
     with contextlib.suppress(ValueError, RecursionError):
