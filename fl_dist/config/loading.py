@@ -100,7 +100,8 @@ def checked(schema: type[Any], given: Any, where: str) -> Any:
                 f"{key} in {where} is a key of a configuration: run one with python -m fl_dist.main"
             ) from None
         if error["type"] == "extra_forbidden":
-            raise ConfigError(f"unknown key {key} in {where}; {nearest(key, list(schema.model_fields))}") from None
+            hint = nearest(str(error["loc"][-1]), _siblings(schema, error["loc"]))
+            raise ConfigError(f"unknown key {key} in {where}; {hint}") from None
         raise ConfigError(f"{where}: {key}: {error['msg'].lower()}, got {shortened(repr(error['input']))}") from None
 
 

@@ -101,14 +101,17 @@ def read(path: str, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> 
     sweep, given = _read(path), [spelt_out(override) for override in overrides]
     search_in(Path(path).parent)
     name = sweep.name or Path(path).stem
-    folder = expand(sweep.dir or f"runs/{default_name(f'{name}.yaml', given)}")
+    if odd := [override for override in given if "=" not in override]:
+        raise ConfigError(f"override {shortened(repr(odd[0]))} is not of the form key.sub=value")
+    folder = expand(sweep.dir or f"runs/{name}")
+    folder = folder.with_name(default_name(f"{folder.name}.yaml", given))
     base = [] if sweep.base is None else [sweep.base]
     common = {"monitor.wandb.group": name} | sweep.set
     found = list(_changes(sweep, path))
     double = [run for run, count in Counter(run for run, _, _ in found).items() if count > 1]
     if double:
         raise ConfigError(f"{path}: several runs are named {min(double)}; give the values labels")
-    chosen = [(run, at, common | change) for run, at, change in found if _is_meant(run, at, only)]
+    chosen = [(run, at, _after(common, change)) for run, at, change in found if _is_meant(run, at, only)]
     if not chosen:
         known = [run for run, _, _ in found] + [label for _, at, _ in found for label in at.values()]
         raise ConfigError(f"{path}: no run is {' or '.join(map(repr, only))}; {nearest(only[0], set(known))}")
@@ -138,7 +141,7 @@ def _read(path: str, depth: int = 1) -> Sweep:
     taken = {key: getattr(model, key) for key in model.model_fields_set - sweep.model_fields_set - {*OWN}}
     chosen = {axis: _selected(path, axis, getattr(sweep, axis), getattr(model, axis)) for axis in ("rows", "columns")}
     own = {axis: values for axis, values in chosen.items() if axis in sweep.model_fields_set}
-    return sweep.model_copy(update={**taken, **own, "set": model.set | sweep.set})
+    return sweep.model_copy(update={**taken, **own, "set": _after(model.set, sweep.set)})
 
 
 def _selected(path: str, axis: str, given: dict[str, Change] | list[str], model: Any) -> dict[str, Change]:
@@ -160,7 +163,7 @@ def _changes(sweep: Sweep, path: str) -> Iterator[tuple[str, dict[str, str], Cha
     if (runs := math.prod(map(len, points))) > MOST:
         raise ConfigError(f"{path} names {runs:,} runs, more than {MOST:,}; divide it into several sweeps")
     for choice in itertools.product(*points):
-        change = dict(item for point in choice for item in point.change.items())
+        change = _after(*(point.change for point in choice))
         at = dict(zip(axes(sweep), (point.label for point in choice), strict=True))
         yield _folder_name("-".join(point.folder for point in choice), path), at, change
 
@@ -172,6 +175,14 @@ def _cell(name: str, at: dict[str, str], folder: Path, base: list[str], change: 
     except ConfigError as e:
         raise ConfigError(f"run {name}: {e}") from e.__cause__
     return Cell(name, folder / name, at, config, command)
+
+
+def _after(*changes: Change) -> Change:
+    """All of them, each key where it was said last: a section discards what was said of it before."""
+    merged: Change = {}
+    for change in changes:
+        merged = {key: value for key, value in merged.items() if key not in change} | change
+    return merged
 
 
 def _is_meant(name: str, at: dict[str, str], only: Sequence[str]) -> bool:
