@@ -5,7 +5,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -111,7 +111,7 @@ def read(path: str, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> 
     double = [run for run, count in Counter(run for run, _, _ in found).items() if count > 1]
     if double:
         raise ConfigError(f"{path}: several runs are named {min(double)}; give the values labels")
-    chosen = [(run, at, _after(common, change)) for run, at, change in found if _is_meant(run, at, only)]
+    chosen = [(run, at, _after(common, change)) for run, at, change in found if is_meant(run, at.values(), only)]
     if not chosen:
         known = [run for run, _, _ in found] + [label for _, at, _ in found for label in at.values()]
         raise ConfigError(f"{path}: no run is {' or '.join(map(repr, only))}; {nearest(only[0], set(known))}")
@@ -136,7 +136,7 @@ def _read(path: str, depth: int = 1) -> Sweep:
                 raise ConfigError(f"{path}: {axis} is a list of labels, but no `like` names the sweep that has them")
         return sweep
     if depth == DEEPEST:
-        raise ConfigError(f"{path}: more than {DEEPEST} sweeps start from one another")
+        raise ConfigError(f"{path}: more than {DEEPEST} sweeps start from one another, or they do so in a circle")
     model = _read(os.path.relpath(folder / expand(sweep.like)), depth + 1)
     taken = {key: getattr(model, key) for key in model.model_fields_set - sweep.model_fields_set - {*OWN}}
     chosen = {axis: _selected(path, axis, getattr(sweep, axis), getattr(model, axis)) for axis in ("rows", "columns")}
@@ -185,8 +185,9 @@ def _after(*changes: Change) -> Change:
     return merged
 
 
-def _is_meant(name: str, at: dict[str, str], only: Sequence[str]) -> bool:
-    return not only or any(fnmatchcase(text, pattern) for text in (name, *at.values()) for pattern in only)
+def is_meant(name: str, labels: Iterable[str], only: Sequence[str]) -> bool:
+    """Whether one of the patterns, if there are any, fits the run's name or one of its labels."""
+    return not only or any(fnmatchcase(text, pattern) for text in (name, *labels) for pattern in only)
 
 
 def _folder_name(name: str, path: str) -> str:

@@ -8,6 +8,7 @@ import tarfile
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPException, HTTPResponse
@@ -20,7 +21,7 @@ from fl_dist.common.words import message, nearest, size
 from fl_dist.data.sources import SOURCES, File, Source
 
 WORKPLACE = ".fetch"
-"""Below root: what is not whole yet, and a record of what is."""
+"""Below root, for each data set: what is not whole yet, and a record of what is."""
 RECORD = "fetched.json"
 BLOCK = 1 << 20
 PATIENCE = 60.0
@@ -32,16 +33,16 @@ def fetch(name: str, root: Path, again: bool = False) -> None:
     source = known(name)
     if not source.files:
         raise ValueError(f"{source.title} has to be fetched by hand: {source.page}; put it into {root / source.folder}")
-    work = root / WORKPLACE
+    work, folder = root / WORKPLACE / name, root / source.folder
     work.mkdir(parents=True, exist_ok=True)
     record = _record(work)
     for file in source.files:
-        if record.get(file.url) == file.md5 and not again:
+        placed = record.get(file.md5)
+        if placed and all((folder / entry).exists() for entry in placed) and not again:
             print(f"{file.name}: there already (--again fetches it anew)")
             continue
         archive = _downloaded(file, work)
-        _place(archive, root / source.folder, work, again)
-        record[file.url] = file.md5
+        record[file.md5] = _place(archive, folder, work, again)
         (work / RECORD).write_text(json.dumps(record, indent=1))
         archive.unlink(missing_ok=True)
     print(f"{source.title} is in {root / source.folder}")
@@ -53,7 +54,8 @@ def known(name: str) -> Source:
     return SOURCES[name]
 
 
-def _record(work: Path) -> dict[str, str]:
+def _record(work: Path) -> dict[str, list[str]]:
+    """By md5: the entries that a file brought."""
     try:
         record = json.loads((work / RECORD).read_text())
     except (OSError, ValueError):
@@ -115,8 +117,8 @@ def _md5(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _place(archive: Path, folder: Path, work: Path, again: bool) -> None:
-    """What an archive holds, or the file itself, into its folder."""
+def _place(archive: Path, folder: Path, work: Path, again: bool) -> list[str]:
+    """What an archive holds, or the file itself, into its folder; the names of its entries there."""
     new = work / f"{archive.name}.new"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
@@ -126,16 +128,19 @@ def _place(archive: Path, folder: Path, work: Path, again: bool) -> None:
         else:
             shutil.copyfile(archive, new / archive.name)
         folder.mkdir(parents=True, exist_ok=True)
-        for entry in sorted(new.iterdir()):
-            _move(entry, folder / entry.name, again)
+        entries = sorted(new.iterdir())
+        for entry in entries:
+            if (folder / entry.name).exists() and not again:
+                raise ValueError(f"{folder / entry.name} is there already; --again replaces it")
+        for entry in entries:
+            _move(entry, folder / entry.name)
+        return [entry.name for entry in entries]
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _move(entry: Path, place: Path, again: bool) -> None:
+def _move(entry: Path, place: Path) -> None:
     if place.exists():
-        if not again:
-            raise ValueError(f"{place} is there already; --again replaces it")
         shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
     entry.rename(place)
 
@@ -150,7 +155,7 @@ def _extract(archive: Path, folder: Path) -> None:
         else:
             with tarfile.open(archive) as tape:
                 tape.extractall(folder, (m for m in tape if m.isfile() or m.isdir()), filter="data")
-    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as e:
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, OSError, EOFError) as e:
         raise ValueError(f"{archive.name} cannot be extracted: {message(e)}") from None
 
 

@@ -9,6 +9,7 @@ if __name__ == "__main__":
     terminal.prepare()  # here, for the imports below take seconds
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from fl_dist.common.paths import expand
 from fl_dist.common.terminal import at_least
 from fl_dist.config.sweeps import Table
 from fl_dist.results.collect import COSTS, Collection, collect
-from fl_dist.results.curves import draw
+from fl_dist.results.curves import check, draw
 from fl_dist.results.render import FORMATS, SUFFIXES
 from fl_dist.results.table import figures
 
@@ -27,10 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     try:
         found = collect([str(expand(word)) if "=" not in word else word for word in arguments.runs], arguments.only)
-        kind = _kind(arguments)
+        kind, curves = _kind(arguments), expand(arguments.curves) if arguments.curves else None
+        if curves:
+            check(curves)
         table = figures(found, _table(arguments, found), arguments.cost or ["rounds"], _published(arguments, found))
         _write(FORMATS[kind](table), arguments.output)
-        if arguments.curves and not draw(found, expand(arguments.curves), arguments.against):
+        if curves and not draw(found, curves, arguments.against):
             print("no run has a score yet: no curves were drawn", file=sys.stderr)
     except (ValueError, OSError) as e:
         terminal.complain(e, e if arguments.traceback else None)
@@ -54,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--last", type=partial(at_least, 1), metavar="N", help="rounds of that mean")
     parser.add_argument(
         "--target",
-        type=float,
+        type=_finite,
         action="append",
         metavar="X",
         help="also what it took to reach X, such as 0.8 (may be repeated)",
@@ -71,6 +74,12 @@ def parser() -> argparse.ArgumentParser:
     )
     terminal.add_traceback(parser)
     return parser
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise argparse.ArgumentTypeError(f"must be a number, not {text}")
+    return value
 
 
 def _table(arguments: argparse.Namespace, found: Collection) -> Table:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fl_dist.common.reading import ConfigError, read_yaml
+from fl_dist.common.words import nearest
 from fl_dist.config import LAYOUT
 from fl_dist.config.loading import leaves
-from fl_dist.config.sweeps import COLUMN, LIST, ROW, Sweep, axes, read
+from fl_dist.config.sweeps import COLUMN, LIST, ROW, Sweep, axes, is_meant, read
 from fl_dist.storage.folder import CONFIG, METRICS, RunFolder, runs_below
 from fl_dist.storage.metrics import Row, rows_in
 from fl_dist.tasks import Headline
@@ -44,9 +45,9 @@ class Outcome:
     def done(self) -> int:
         return int(self.history[-1]["round"]) if self.history else 0
 
-    @property
+    @cached_property
     def finished(self) -> bool:
-        return self.done >= self.rounds
+        return self.done >= self.rounds and RunFolder(self.path).finished(self.rounds)
 
     @cached_property
     def scores(self) -> list[tuple[int, float]]:
@@ -97,7 +98,7 @@ def collect(words: Sequence[str], only: Sequence[str] = ()) -> Collection:
         raise ConfigError("name a sweep's file, or folders of runs")
     first = Path(words[0])
     if first.is_dir() or not first.suffix:
-        return _of_folders([Path(word) for word in words])
+        return _of_folders(words, only)
     sweep, cells = read(words[0], words[1:], only)
     row, columns = _table_axes(sweep)
     outcomes = [
@@ -122,10 +123,13 @@ def _table_axes(sweep: Sweep) -> tuple[str, list[str]]:
     return row, sorted(rest, key=lambda axis: axis != COLUMN)
 
 
-def _of_folders(folders: Sequence[Path]) -> Collection:
-    paths = [run for folder in folders for run in runs_below(folder)]
+def _of_folders(folders: Sequence[str], only: Sequence[str]) -> Collection:
+    if odd := [word for word in folders if "=" in word and not Path(word).exists()]:
+        raise ConfigError(f"{odd[0]} overrides nothing: runs that are there have their settings; name folders only")
+    found = {run.resolve(): run for folder in folders for run in runs_below(Path(folder))}
+    paths = list(found.values())
     if not paths:
-        raise ConfigError(f"no run in {', '.join(map(str, folders))}; a run's folder has a {CONFIG}")
+        raise ConfigError(f"no run in {', '.join(folders)}; a run's folder has a {CONFIG}")
     configs = [_plain(path) for path in paths]
     by_name: dict[Any, list[dict[str, Any]]] = {}
     for config in configs:
@@ -138,7 +142,10 @@ def _of_folders(folders: Sequence[Path]) -> Collection:
         row = " ".join([str(name or "parts"), *(_told(config, key) for key in within[name])])
         column = ", ".join(_told(config, key) for key in elsewhere)
         outcomes.append(Outcome(str(path), row, column, path, RunFolder(path).rounds(), config["evaluate.last"]))
-    return Collection("runs", outcomes, Sweep())
+    chosen = [o for o in outcomes if is_meant(o.path.name, (o.name, o.row, o.column), only)]
+    if not chosen:
+        raise ConfigError(f"no run is {' or '.join(map(repr, only))}; {nearest(only[0], {o.row for o in outcomes})}")
+    return Collection("runs", chosen, Sweep())
 
 
 def _plain(path: Path) -> dict[str, Any]:

@@ -38,10 +38,14 @@ def draw(found: Collection, file: Path, against: str = "rounds") -> bool:
     return True
 
 
-def blank(file: Path, inches: tuple[float, float]) -> "Figure":
-    """An empty figure that can be saved to the file."""
+def check(file: Path) -> None:
     if file.suffix not in SUFFIXES:
         raise ValueError(f"{file} is not a picture: its name has to end in {', '.join(SUFFIXES)}")
+
+
+def blank(file: Path, inches: tuple[float, float]) -> "Figure":
+    """An empty figure that can be saved to the file."""
+    check(file)
     try:
         from matplotlib.figure import Figure
     except ImportError:

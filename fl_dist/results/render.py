@@ -36,13 +36,18 @@ def _placed(cell: str, width: int, column: int) -> str:
 
 @_format
 def markdown(figures: Figures) -> str:
-    heads = [f"{column}<br>{measure}" if measure else column for column, measure in _heads(figures)]
+    heads = [_marked(column) + (f"<br>{measure}" if measure else "") for column, measure in _heads(figures)]
     lines = [["", *heads], ["---", *["---:"] * len(heads)]]
     for k, (row, numbers) in enumerate(figures.rows):
-        cells = [shown(n, m, figures) for n, (_, m) in zip(numbers, figures.columns, strict=True)]
-        lines.append([row, *(f"**{cell}**" if k in figures.best(c) else cell for c, cell in enumerate(cells))])
-    table = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
-    return "\n".join([*table, "", "; ".join(figures.notes)])
+        cells = [_marked(shown(n, m, figures)) for n, (_, m) in zip(numbers, figures.columns, strict=True)]
+        lines.append([_marked(row), *(f"**{cell}**" if k in figures.best(c) else cell for c, cell in enumerate(cells))])
+    table = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([*table, "", _marked("; ".join(figures.notes))])
+
+
+def _marked(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return "".join(f"\\{c}" if c in "\\|*`<[" else c for c in text)
 
 
 @_format
@@ -80,6 +85,7 @@ def csv_(figures: Figures) -> str:
         for number, (column, measure) in zip(numbers, figures.columns, strict=True):
             published = number.published or ("", "")
             value, spread = (_plain(v, measure, figures) for v in (number.value, number.spread))
+            value = "x" if number.value is None and number.begun and measure.cost else value
             writer.writerow(
                 [figures.name, row, column, measure.name, value, spread, number.runs, number.of, *published]
             )

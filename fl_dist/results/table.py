@@ -1,17 +1,19 @@
 """Numbers of a table: over the last rounds of a run, over the seeds of a cell, and until a target."""
 
 import csv
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fl_dist.common.reading import ConfigError
-from fl_dist.common.words import counted
+from fl_dist.common.words import counted, shortened
 from fl_dist.config.sweeps import Table
 from fl_dist.results.collect import Collection, Outcome
 from fl_dist.tasks import Headline
 
+PUBLISHED = ("sweep", "row", "column", "measure", "value", "std")
 NOT_REACHED, NO_RUN = "×", "–"
 MOST_NAMED = 5
 """Unfinished runs that are named below a table."""
@@ -36,6 +38,8 @@ class Number:
     spread: float | None
     runs: int
     of: int
+    counted: int
+    """Runs that the value is of: the finished ones, or all that have begun if none is."""
     begun: bool
     published: tuple[str, str] | None = None
 
@@ -55,7 +59,7 @@ class Figures:
         _, measure = self.columns[column]
         values = {k: row[column].value for k, (_, row) in enumerate(self.rows)}
         known = {k: value for k, value in values.items() if value is not None}
-        if len(known) < 2:
+        if not known or sum(row[column].begun for _, row in self.rows) < 2:
             return set()
         best = (min if measure.cost or self.headline.best == "min" else max)(known.values())
         return {k for k, value in known.items() if value == best}
@@ -100,7 +104,7 @@ def _number(runs: Sequence[Outcome], measure: Measure, table: Table, published: 
         values = [score for run in counted_runs if (score := final(run, table)) is not None]
         value = statistics.fmean(values) if values else None
         spread = statistics.stdev(values) if len(values) > 1 else _own_spread(counted_runs, table)
-    return Number(value, spread, len(finished), len(runs), bool(begun), published)
+    return Number(value, spread, len(finished), len(runs), len(counted_runs), bool(begun), published)
 
 
 def final(run: Outcome, table: Table) -> float | None:
@@ -135,11 +139,15 @@ def _notes(found: Collection, table: Table, headline: Headline, rows: Sequence[t
     numbers = [number for _, row in rows for number in row]
     seeds = max(len(found.at(row, column)) for row in found.rows for column in found.columns)
     last = sorted({table.last or run.last for run in found.outcomes})
-    span = f"the last {last[0]} rounds" if len(last) == 1 else "the last rounds"
+    span = f"the last {counted(last[0], 'round')}" if len(last) == 1 else "the last rounds"
     over = {"mean": f"mean of {span}", "last": "last round", "best": "best round"}[table.measure]
     notes = [f"{headline.name}{' in %' if headline.percent else ''}: {over}"]
-    if any(number.spread is not None for number in numbers):
-        notes[0] += f"; ± deviation over {f'{seeds} seeds' if seeds > 1 else span}"
+    spread = {number.of > 1 and number.counted > 1 for number in numbers if number.spread is not None}
+    if spread:
+        kinds = {True: f"{seeds} seeds", False: span}
+        notes[0] += (
+            f"; ± deviation over {' or, of one run, over '.join(kinds[k] for k in sorted(spread, reverse=True))}"
+        )
     if any(number.published for number in numbers):
         notes.append("in brackets: as published")
     if any(number.value is None and number.begun for number in numbers):
@@ -159,11 +167,27 @@ def _read_published(file: Path, sweep: str) -> dict[tuple[str, str, str], tuple[
     """Value and deviation by row, column and measure."""
     try:
         with open(file, encoding="utf-8", newline="") as lines:
-            rows = list(csv.DictReader(lines))
+            reader = csv.DictReader(lines)
+            rows, head = list(reader), reader.fieldnames or ()
     except (OSError, UnicodeDecodeError, csv.Error) as e:
         raise ConfigError(f"cannot read the published numbers in {file}: {e}") from None
-    missing = {"sweep", "row", "column", "measure", "value", "std"} - set(rows[0] if rows else ())
-    if missing:
-        raise ConfigError(f"{file} has no column {min(missing)}; it needs sweep, row, column, measure, value, std")
+    if set(head) != set(PUBLISHED):
+        raise ConfigError(f"{file} is no table of {', '.join(PUBLISHED)}: that has to be its first line")
+    for number, row in enumerate(rows, 2):
+        if set(row) != set(PUBLISHED) or None in row.values():
+            raise ConfigError(f"{file}, line {number}: a line has {', '.join(PUBLISHED)}")
+        for key in ("value", "std"):
+            if not _is_number(row[key], key):
+                raise ConfigError(f"{file}, line {number}: {key} is {shortened(repr(row[key]))}, not a number")
     own = [row for row in rows if row["sweep"] == sweep]
     return {(row["row"], row["column"], row["measure"]): (row["value"], row["std"]) for row in own}
+
+
+def _is_number(text: str, key: str) -> bool:
+    """x: a target that was not reached; a deviation may be absent."""
+    if text == ("x" if key == "value" else ""):
+        return True
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

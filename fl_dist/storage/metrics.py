@@ -93,9 +93,16 @@ class Needed(BaseModel):
 
 
 def rows_in(file: Path) -> list[Row]:
-    """The rows of a run, finished or not."""
+    """The rows of a run, finished or not; a last line that is not whole yet does not count."""
     lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    return [row for row in map(parsed, lines) if row is not None]
+    return [_row(file, number, line) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
+
+
+def _row(file: Path, number: int, line: bytes) -> Row:
+    row = parsed(line)
+    if row is None:
+        raise ValueError(f"line {number} of {file} is not a row of a run: it was changed or damaged")
+    return row
 
 
 def parsed(line: bytes) -> Row | None:
