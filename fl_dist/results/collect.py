@@ -141,7 +141,7 @@ def _of_folders(folders: Sequence[str], only: Sequence[str]) -> Collection:
         name = config.get("algorithm.name")
         row = " ".join([str(name or "parts"), *(_told(config, key) for key in within[name])])
         column = ", ".join(_told(config, key) for key in elsewhere)
-        outcomes.append(Outcome(str(path), row, column, path, RunFolder(path).rounds(), config["evaluate.last"]))
+        outcomes.append(Outcome(str(path), row, column, path, RunFolder(path).rounds(), config.get("evaluate.last", 1)))
     chosen = [o for o in outcomes if is_meant(o.path.name, (o.name, o.row, o.column), only)]
     if not chosen:
         raise ConfigError(f"no run is {' or '.join(map(repr, only))}; {nearest(only[0], {o.row for o in outcomes})}")
