@@ -193,9 +193,12 @@ def test_any_one_damaged_file_loses_nothing(
     how: str, calm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also an old one, on which every kept save relies."""
-    stopped = tmp_path / "stopped"
-    assert forked(stopped, "save-switched:4") == -signal.SIGKILL
-    save = newest_of(stopped).manifest
+    # Which rounds are saved depends on how fast the disk is, and a save that just gathered all clients relies on no other.
+    for number in (4, 3, 5):
+        stopped = tmp_path / f"stopped-{number}"
+        assert forked(stopped, f"save-switched:{number}") == -signal.SIGKILL
+        if (save := newest_of(stopped).manifest).history:
+            break
     assert save.history
     rounds = [folder_name(r) for r in save.rounds]
     files = [p for p in sorted((stopped / "checkpoint").rglob("*")) if p.is_file() and p.parent.name in rounds]
