@@ -193,7 +193,7 @@ def test_any_one_damaged_file_loses_nothing(
     how: str, calm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also an old one, on which every kept save relies."""
-    # Which rounds are saved depends on how fast the disk is, and a save that just gathered all clients relies on no other.
+    # Which rounds are saved depends on the disk, and a save that just gathered all clients relies on no other.
     for number in (4, 3, 5):
         stopped = tmp_path / f"stopped-{number}"
         assert forked(stopped, f"save-switched:{number}") == -signal.SIGKILL
