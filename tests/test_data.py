@@ -254,6 +254,13 @@ def test_crop_flip_draws_anew_for_each_image_and_call() -> None:
     assert len(first.unique(dim=0)) > 20 and not first.equal(second)
 
 
+def test_crop_flip_can_crop_a_share_of_the_images() -> None:
+    x = torch.rand(400, 1, 8, 8) + 1
+    augment = augmentations.build("crop_flip", {"share": 0.3, "flip": False, "padding": 3})
+    moved = augment(x, torch.Generator().manual_seed(0)).ne(x).flatten(1).any(1).double().mean()
+    assert abs(float(moved) - 0.3 * (1 - 1 / 49)) < 0.07, "one of 49 crops is the image itself"
+
+
 def test_augmentation_none_draws_nothing() -> None:
     x, generator = torch.ones(2, 3), torch.Generator().manual_seed(0)
     before = generator.get_state()

@@ -83,6 +83,8 @@ REDUCTIONS: list[tuple[Settings, Settings, Settings]] = [
     (algorithm("mimelite", mix=1.0), algorithm("fedavg"), {}),
     (algorithm("fedgf", threshold=1e9), algorithm("fedsam"), {}),
     (algorithm("fedgf", threshold=1e9, rho=0.0), algorithm("fedavg"), {}),
+    (algorithm("fedgf", share=0.0), algorithm("fedsam"), {}),
+    (algorithm("fedgf", share=1.0), algorithm("fedgf", threshold=0.0), {}),
     (algorithm("fednsam", lookahead=0.0, rho=0.0), algorithm("fedavg"), {}),
     (algorithm("fednsam", rho=0.0), algorithm("fedavg_nesterov"), {}),
     (algorithm("fedacg", prox_w=0.0), algorithm("fedavg_nesterov"), {}),

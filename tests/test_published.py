@@ -153,6 +153,18 @@ def test_emnist_is_turned_upright_and_counted_from_0(split: str, classes: int, f
     assert np.array_equal(data.x_test[3, 0].numpy(), arrays[parts[1]][3].T)
 
 
+def test_a_share_of_emnist_is_the_same_in_every_run(tmp_path: Path) -> None:
+    parts = ("emnist-byclass-train-", "emnist-byclass-test-")
+    arrays = write_idx(tmp_path / "EMNIST" / "gzip", parts, 8, packed=True)
+    some, whole = (datasets.build("emnist", {"root": str(tmp_path), "share": share}) for share in (0.5, 1.0))
+    assert len(some.x_train) == 15 and len(whole.x_train) == 30 == len(arrays[parts[0]])
+    at = [next(k for k, x in enumerate(whole.x_train) if x.equal(row)) for row in some.x_train]
+    assert at == sorted(set(at)) and whole.y_train[at].equal(some.y_train)
+    (tmp_path / "again").symlink_to(tmp_path / "EMNIST" / "gzip")
+    again = datasets.build("emnist", {"root": str(tmp_path / "again"), "share": 0.5})
+    assert again.x_train.equal(some.x_train)
+
+
 def test_damaged_idx_files_are_named(tmp_path: Path) -> None:
     assert "train-images-idx3-ubyte or train-images-idx3-ubyte.gz is missing" in refused("mnist", tmp_path)
     write_idx(tmp_path, ("train-", "t10k-"), 10, packed=False)
