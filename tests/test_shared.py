@@ -209,15 +209,26 @@ class TestDomains:
     def test_one_is_left_out(self, domains: Path) -> None:
         data = datasets.build("pacs", {"root": str(domains), "target": "photo", "size": 16})
         assert data.x_train.shape == (4 + 4 + 6, 3, 16, 16) and data.x_test.shape == (10, 3, 16, 16)
-        assert data.client is not None and data.client.tolist() == [0] * 8 + [1] * 6
-        assert data.y_train.tolist() == [0] * 4 + [1] * 4 + [0] * 6 and data.classes == 2
+        assert data.client is not None and data.client.tolist() == [1] * 6 + [0] * 8, "sketch, then art"
+        assert data.y_train.tolist() == [0] * 6 + [0] * 4 + [1] * 4 and data.classes == 2
         image = Image.open(domains / "PACS" / "art" / "cat" / "0.jpg")
         scale = 16 * 8 / 7 / 30
         width, height = round(40 * scale), round(30 * scale)
         whole = image.resize((width, height), Image.Resampling.BILINEAR)
         left, top = (width - 16) // 2, (height - 16) // 2
         expected = np.asarray(whole.crop((left, top, left + 16, top + 16))).transpose(2, 0, 1)
-        assert np.array_equal(data.x_train[0].numpy(), expected)
+        assert np.array_equal(data.x_train[6].numpy(), expected)
+
+    def test_each_can_be_the_one_and_the_images_are_decoded_once(self, domains: Path) -> None:
+        names = ["art", "photo", "sketch"]
+        data = {t: datasets.build("pacs", {"root": str(domains), "target": t, "size": 16}) for t in names}
+        assert len(shared.held()) == 1
+        for target, found in data.items():
+            others = [name for name in names if name != target]
+            assert found.client is not None and set(found.client) == {0, 1}
+            for number, other in enumerate(others):
+                rows = np.flatnonzero(found.client == number)
+                assert found.x_train[rows].equal(data[other].x_test) and found.y_train[rows].equal(data[other].y_test)
 
     def test_what_is_wrong_is_named(self, domains: Path) -> None:
         assert "did you mean 'photo'?" in refused("pacs", domains, target="foto")

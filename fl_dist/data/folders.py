@@ -63,7 +63,7 @@ def officehome(*, root: Root, target: Target, size: Size = 224) -> Dataset:
 
 @datasets.register
 def domainnet(*, root: Root, target: Target, size: Size = 224) -> Dataset:
-    """DomainNet (Peng et al., 2019): six domains, 345 classes, 586,575 images; 88 GB decoded at 224 pixels."""
+    """DomainNet (Peng et al., 2019): six domains, 345 classes, 586,575 images; 160 GB decoded at 224 pixels."""
     return _published("domainnet", root, target, size)
 
 
@@ -104,18 +104,38 @@ def _domains(name: str, folder: Path, target: str, size: int) -> Dataset:
     if len(domains) < 2:
         raise ValueError(f"{folder} has no domain but {target}, which leaves none to train on")
     classes = sorted({entry.name for domain in domains for entry in _folders(domain)})
-    folders = {domain.name: [domain / word for word in classes] for domain in domains}
-    train = [where for where in names if where != target]
+    folders = {where: [folder / where / word for word in classes] for where in names}
+    sources = [entry for where in names for entry in folders[where] if entry.is_dir()]
+    arrays = shared.arrays(name, sources, size, lambda new: _ring(new, folders, size, name))
+    return of_arrays(_opened(arrays, names.index(target)), len(classes), mean=MEAN, std=STD)
 
-    def make(new: shared.Allocate) -> None:
-        parts = [_by_class(folders[where]) for where in train]
-        client = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        _rows(new, [row for part in parts for row in part], _by_class(folders[target]), centre(size), size, name)
-        new("client", client.shape, np.int64)[:] = client
 
-    sources = [folder for where in names for folder in folders[where] if folder.is_dir()]
-    arrays = shared.arrays(name, sources, (target, size), make)
-    return of_arrays(arrays, len(classes), mean=MEAN, std=STD)
+def _ring(new: shared.Allocate, folders: dict[str, list[Path]], size: int, name: str) -> None:
+    """All domains in a row, and all but the last once more: whichever is left out, the others lie side by side."""
+    domains = [_by_class(of_classes) for of_classes in folders.values()]
+    if empty := [where for where, rows in zip(folders, domains, strict=True) if not rows]:
+        raise ValueError(f"{name}: the domain {empty[0]} has no image")
+    rows = [row for rows in domains for row in rows]
+    whole, both = len(rows), 2 * len(rows) - len(domains[-1])
+    new("ends", (2 * len(domains) - 1,), np.int64)[:] = np.cumsum([len(rows) for rows in (*domains, *domains[:-1])])
+    y, x = new("y", (both,), np.int64), new("x", (both, 3, size, size), np.uint8)
+    y[:whole] = [label for _, label in rows]
+    decode([file for file, _ in rows], x[:whole], centre(size), name)
+    for held in (x, y):
+        held[whole:] = held[: both - whole]
+
+
+def _opened(ring: shared.Arrays, target: int) -> shared.Arrays:
+    """The ring without one domain, which is for tests; the others keep the order of their names as numbers."""
+    ends = ring["ends"]
+    domains = (len(ends) + 1) // 2
+    first, last, end = (ends[target - 1] if target else 0), ends[target], ends[target + domains - 1]
+    order = [(target + k) % domains for k in range(1, domains)]
+    sizes = np.diff(ends[target : target + domains])
+    numbers = np.argsort(np.argsort(order))
+    parts = {"test": slice(first, last), "train": slice(last, end)}
+    opened = {f"{kind}_{part}": ring[kind][rows] for part, rows in parts.items() for kind in "xy"}
+    return opened | {"client": np.repeat(numbers, sizes)}
 
 
 def _rows(new: shared.Allocate, train: Labelled, test: Labelled, fit: Fit, size: int, name: str) -> None:
