@@ -63,7 +63,7 @@ def officehome(*, root: Root, target: Target, size: Size = 224) -> Dataset:
 
 @datasets.register
 def domainnet(*, root: Root, target: Target, size: Size = 224) -> Dataset:
-    """DomainNet (Peng et al., 2019): six domains, 345 classes, 586,575 images; 160 GB decoded at 224 pixels."""
+    """DomainNet (Peng et al., 2019): six domains, 345 classes, 586,575 images; about 165 GB decoded at 224 pixels."""
     return _published("domainnet", root, target, size)
 
 
