@@ -23,8 +23,10 @@ from pydantic import Field
 
 from fl_dist.common.reading import ConfigError, read_yaml
 from fl_dist.common.terminal import at_least
+from fl_dist.common.words import counted
 from fl_dist.config.loading import checked
 from fl_dist.config.sweeps import Cell, Sweep, read
+from fl_dist.machine.signals import REQUEUE
 from fl_dist.storage.folder import RunFolder, write_atomically
 from launch import cluster
 from launch.node import BAD_CONFIG
@@ -86,9 +88,15 @@ def _act(arguments: argparse.Namespace, resources: Resources, cells: list[Cell],
     todo = _unfinished(cells)
     if not todo:
         return 0
+    if resources.nodes * resources.tasks == 1 and any(cell.config.topology.server == "dedicated" for cell in todo):
+        raise ConfigError(
+            f"{arguments.sweep}: one task leaves no worker beside the server; set topology.server: shared"
+        )
     if arguments.local:
         code = run_here(todo, resources.tasks, arguments.jobs)
         print(table(statuses(cells)))
+        if code == REQUEUE:
+            print("the same command goes on from here")
         return code
     if not cluster.have_slurm():
         raise ValueError("no sbatch on the PATH: submit from a login node, or run here with --local")
@@ -107,7 +115,7 @@ def _unfinished(cells: list[Cell]) -> list[Cell]:
     finished = [cell for cell in cells if RunFolder(cell.run).finished(cell.rounds)]
     active = [c for c in cells if c not in finished and (jobs.get(c.name) in queued or locked(c.run))]
     todo = [cell for cell in cells if cell not in finished and cell not in active]
-    print(f"{len(cells)} runs: {len(finished)} finished, {len(active)} under way, {len(todo)} to start")
+    print(f"{counted(len(cells), 'run')}: {len(finished)} finished, {len(active)} under way, {len(todo)} to start")
     return todo
 
 

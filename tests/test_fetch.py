@@ -494,6 +494,26 @@ class TestCheck:
         file.write_bytes(file.read_bytes()[:-1])
         assert "data_batch_2.bin is damaged" in refused("check", "cifar10", "--root", tmp_path)
 
+    def test_it_reads_the_files_not_what_was_made_of_them(self, tmp_path: Path) -> None:
+        for domain in ("art", "photo"):
+            (tmp_path / "PACS" / domain / "dog").mkdir(parents=True)
+            Image.new("RGB", (20, 20)).save(tmp_path / "PACS" / domain / "dog" / "1.jpg")
+        assert "published were 9,991 images in all domains, here are 2" in refused("check", "pacs", "--root", tmp_path)
+        image = tmp_path / "PACS" / "photo" / "dog" / "1.jpg"
+        image.write_bytes(image.read_bytes()[:100])
+        assert "photo/dog/1.jpg cannot be read" in refused("check", "pacs", "--root", tmp_path)
+
+
+class TestThereAlready:
+    def test_what_was_copied_is_not_fetched(self, tmp_path: Path) -> None:
+        for name in ("cifar-10-batches-bin", "MNIST/raw"):
+            (tmp_path / name).mkdir(parents=True)
+        for part in ("train", "t10k"):
+            for kind in ("images-idx3", "labels-idx1"):
+                (tmp_path / "MNIST" / "raw" / f"{part}-{kind}-ubyte").touch()
+        assert "there already" in fetched("cifar10", tmp_path).out
+        assert fetched("mnist", tmp_path).out.count("there already") == 4
+
 
 class TestShow:
     def test_it_prints_sizes_and_draws_classes(self, tmp_path: Path) -> None:

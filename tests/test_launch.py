@@ -204,6 +204,13 @@ def test_the_sweeps_that_come_along_are_valid(name, monkeypatch):
     assert len({cell.name for cell in cells}) == len(cells) >= 6
 
 
+def test_one_task_is_refused_before_anything_starts(tmp_path, capsys):
+    text = "resources: {tasks_per_node: 1}\ngrid: {seed: [0]}"
+    assert sweep.main([write_sweep(tmp_path, text), "--local"]) == 2
+    assert "one task leaves no worker beside the server" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_sync_says_what_is_missing(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))

@@ -725,6 +725,10 @@ class TestErrors:
         assert "nowhere" in refused("nowhere")
         assert "nowhere.yaml" in refused("nowhere.yaml")
 
+    def test_a_target_in_percent(self, put: Put) -> None:
+        fill(put)
+        assert "write 0.8 for 80 %" in refused("sweep.yaml", "--target", "80")
+
     def test_suffixes(self, put: Put) -> None:
         fill(put)
         assert "x.doc" in refused("sweep.yaml", "-o", "x.doc")

@@ -173,7 +173,8 @@ def _cell(name: str, at: dict[str, str], folder: Path, base: list[str], change: 
     try:
         config, command = resolve([*base, *overrides, *given, f"run.dir={folder / name}"])
     except ConfigError as e:
-        raise ConfigError(f"run {name}: {e}") from e.__cause__
+        told = str(e) if given else str(e).replace("(set in the command line)", "(set in the sweep)")
+        raise ConfigError(f"run {name}: {told}") from e.__cause__
     return Cell(name, folder / name, at, config, command)
 
 

@@ -53,7 +53,9 @@ def parser() -> argparse.ArgumentParser:
     fetching.add_argument("name", help=named)
     fetching.add_argument("--root", default="data", help="folder of all data (default %(default)s)")
     fetching.add_argument("--again", action="store_true", help="also what is there already")
-    checking = command("check", _check, "read a data set, and compare it with what was published")
+    checking = command(
+        "check", _check, "read all files of a data set, and compare its number of rows with the published one"
+    )
     checking.add_argument("name", help=named)
     checking.add_argument("--root", default="data", help="folder of all data (default %(default)s)")
     showing = command("show", _show, "who has what: sizes, classes, and a picture of clients and classes")
@@ -73,12 +75,15 @@ def _check(arguments: argparse.Namespace) -> int:
     settings: dict[str, Any] = {"root": str(root)}
     if "target" in datasets.schema(arguments.name).model_fields:
         settings["target"] = domains_below(arguments.name, root)[0]
-    data = datasets.build(arguments.name, settings)
+    with shared.anew():
+        data = datasets.build(arguments.name, settings)
     target = f" (tested on {settings['target']})" if "target" in settings else ""
     print(f"{source.title}: {described(data)}{target}; read in {duration(time.monotonic() - began)}")
     rows = len(data.x_train), len(data.x_test)
     if source.rows not in (None, rows):
         raise ValueError(f"published were {source.rows[0]:,} and {source.rows[1]:,} rows")
+    if source.images not in (None, sum(rows)):
+        raise ValueError(f"published were {source.images:,} images in all domains, here are {sum(rows):,}")
     return 0
 
 
@@ -105,6 +110,7 @@ def _show(arguments: argparse.Namespace) -> None:
         how = " ".join(f"{key}={value}" for key, value in config.partition.items() if key != "name")
         title = f"{config.data['name']}, {config.partition['name']} {how}".rstrip()
         draw(counts, expand(arguments.output), f"{title}, seed {config.seed}")
+        print(f"picture              {arguments.output}")
 
 
 def _spread(values: Any, kind: str = ",.0f") -> str:
@@ -117,6 +123,7 @@ def _cache(arguments: argparse.Namespace) -> None:
     print("\n".join(shared.described(shared.held())) or f"nothing in {shared.cache()}")
     if arguments.clear:
         shared.forget()
+        print("removed")
 
 
 if __name__ == "__main__":

@@ -37,8 +37,7 @@ def fetch(name: str, root: Path, again: bool = False) -> None:
     work.mkdir(parents=True, exist_ok=True)
     record = _record(work)
     for file in source.files:
-        placed = record.get(file.md5)
-        if placed and all((folder / entry).exists() for entry in placed) and not again:
+        if not again and _is_there(file, folder, record):
             print(f"{file.name}: there already (--again fetches it anew)")
             continue
         archive = _downloaded(file, work)
@@ -46,6 +45,12 @@ def fetch(name: str, root: Path, again: bool = False) -> None:
         (work / RECORD).write_text(json.dumps(record, indent=1))
         archive.unlink(missing_ok=True)
     print(f"{source.title} is in {root / source.folder}")
+
+
+def _is_there(file: File, folder: Path, record: dict[str, list[str]]) -> bool:
+    """Fetched before, or brought here by hand."""
+    placed = record.get(file.md5) or [file.holds or file.name]
+    return all((folder / entry).exists() or (folder / entry.removesuffix(".gz")).exists() for entry in placed)
 
 
 def known(name: str) -> Source:

@@ -33,6 +33,21 @@ MOST_ALONE = 4e9
 """Bytes that each process may hold on its own."""
 
 
+_anew = False
+"""Whether what is there is made again, for those who look for damage."""
+
+
+@contextmanager
+def anew() -> Iterator[None]:
+    """Read the sources, whatever is there already."""
+    global _anew
+    _anew = True
+    try:
+        yield
+    finally:
+        _anew = False
+
+
 class NoPlace(Exception):
     """The cache cannot be written."""
 
@@ -85,12 +100,13 @@ def _identity(kind: str, sources: Iterable[Path], settings: object) -> str:
 def _made(folder: Path, name: str, make: Make) -> Path:
     """The folder with the arrays of that name; whole or absent."""
     whole, new = folder / name, folder / f"{name}.new"
-    if whole.is_dir():
+    if whole.is_dir() and not _anew:
         return whole
     with _locked(whole):
-        if whole.is_dir():
+        if whole.is_dir() and not _anew:
             return whole
         with _or_no_place(folder):
+            shutil.rmtree(whole, ignore_errors=True)  # processes that have it mapped keep it
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir()
         try:

@@ -10,6 +10,8 @@ COMMAND = "python -m fl_dist.data fetch"
 class File:
     url: str
     md5: str
+    holds: str = ""
+    """What an archive brings, by which it is known to be there."""
 
     @property
     def name(self) -> str:
@@ -26,6 +28,8 @@ class Source:
     """Where to get it by hand, if nothing can be downloaded directly."""
     rows: tuple[int, int] | None = None
     """Published numbers of training and test rows."""
+    images: int | None = None
+    """Published number of images in all domains."""
 
 
 def _idx(base: str, images: str, labels: str, test_images: str, test_labels: str) -> tuple[File, ...]:
@@ -42,14 +46,14 @@ SOURCES = {
     "cifar10": Source(
         "CIFAR-10",
         ".",
-        (File(f"{_KRIZ}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
+        (File(f"{_KRIZ}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", "cifar-10-batches-bin"),),
         "",
         (50000, 10000),
     ),
     "cifar100": Source(
         "CIFAR-100",
         ".",
-        (File(f"{_KRIZ}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
+        (File(f"{_KRIZ}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", "cifar-100-binary"),),
         "",
         (50000, 10000),
     ),
@@ -60,6 +64,7 @@ SOURCES = {
             File(
                 "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
                 "6ee4d0c996905fe93221de577967a372",
+                "train",
             ),
         ),
         "",
@@ -94,14 +99,20 @@ SOURCES = {
     "emnist": Source(
         "EMNIST",
         "EMNIST",
-        (File("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"),),
+        (File("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e", "gzip"),),
         "",
         (697932, 116323),
     ),
     "tiny_imagenet": Source(
         "Tiny-ImageNet",
         ".",
-        (File("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
+        (
+            File(
+                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                "90528d7ca1a48142e341f4ef8d21d0de",
+                "tiny-imagenet-200",
+            ),
+        ),
         "",
         (100000, 10000),
     ),
@@ -119,17 +130,23 @@ SOURCES = {
         "DomainNet",
         "DomainNet",
         (
-            File(f"{_VISDA}/groundtruth/clipart.zip", "cd0d8f2d77a4e181449b78ed62bccf1e"),
-            File(f"{_VISDA}/infograph.zip", "720380b86f9e6ab4805bb38b6bd135f8"),
-            File(f"{_VISDA}/groundtruth/painting.zip", "1ae32cdb4f98fe7ab5eb0a351768abfd"),
-            File(f"{_VISDA}/quickdraw.zip", "bdc1b6f09f277da1a263389efe0c7a66"),
-            File(f"{_VISDA}/real.zip", "dcc47055e8935767784b7162e7c7cca6"),
-            File(f"{_VISDA}/sketch.zip", "658d8009644040ff7ce30bb2e820850f"),
+            File(f"{_VISDA}/groundtruth/clipart.zip", "cd0d8f2d77a4e181449b78ed62bccf1e", "clipart"),
+            File(f"{_VISDA}/infograph.zip", "720380b86f9e6ab4805bb38b6bd135f8", "infograph"),
+            File(f"{_VISDA}/groundtruth/painting.zip", "1ae32cdb4f98fe7ab5eb0a351768abfd", "painting"),
+            File(f"{_VISDA}/quickdraw.zip", "bdc1b6f09f277da1a263389efe0c7a66", "quickdraw"),
+            File(f"{_VISDA}/real.zip", "dcc47055e8935767784b7162e7c7cca6", "real"),
+            File(f"{_VISDA}/sketch.zip", "658d8009644040ff7ce30bb2e820850f", "sketch"),
         ),
+        images=586575,
     ),
-    "officehome": Source("Office-Home", "OfficeHome", page="https://www.hemanthdv.org/officeHomeDataset.html"),
+    "officehome": Source(
+        "Office-Home", "OfficeHome", page="https://www.hemanthdv.org/officeHomeDataset.html", images=15588
+    ),
     "pacs": Source(
-        "PACS", "PACS", page="https://github.com/facebookresearch/DomainBed (domainbed/scripts/download.py)"
+        "PACS",
+        "PACS",
+        page="https://github.com/facebookresearch/DomainBed (domainbed/scripts/download.py)",
+        images=9991,
     ),
 }
 
@@ -143,4 +160,4 @@ def absent(name: str, root: Path, what: str) -> str:
 
 def again(name: str) -> str:
     """The remedy for what is damaged."""
-    return f"get it again ({COMMAND} {name} --again)" if SOURCES[name].files else "extract it again"
+    return f"get it again ({COMMAND} {name} --again, with its --root)" if SOURCES[name].files else "extract it again"

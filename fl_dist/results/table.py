@@ -68,6 +68,8 @@ class Figures:
 def figures(found: Collection, table: Table, costs: Sequence[str], published: Path | None) -> Figures:
     """Every row and column of the runs, by the sweep's table."""
     headline = next((o.headline for o in found.outcomes if o.history), found.outcomes[0].headline)
+    if headline.percent and (high := [t for column in found.columns for t in table.targets_of(column) if t > 1]):
+        raise ConfigError(f"a target of {high[0]:g} is beyond all: write 0.8 for 80 %")
     numbers = _read_published(published, found.name) if published else {}
     columns = [(c, m) for c in found.columns for m in _measures(table, c, costs, headline)]
     rows = [
@@ -138,7 +140,7 @@ def first_at(run: Outcome, target: float) -> int | None:
 def _notes(found: Collection, table: Table, headline: Headline, rows: Sequence[tuple[str, list[Number]]]) -> list[str]:
     numbers = [number for _, row in rows for number in row]
     seeds = max(len(found.at(row, column)) for row in found.rows for column in found.columns)
-    last = sorted({table.last or run.last for run in found.outcomes})
+    last = sorted({min(table.last or run.last, run.rounds) for run in found.outcomes})
     span = f"the last {counted(last[0], 'round')}" if len(last) == 1 else "the last rounds"
     over = {"mean": f"mean of {span}", "last": "last round", "best": "best round"}[table.measure]
     notes = [f"{headline.name}{' in %' if headline.percent else ''}: {over}"]
