@@ -97,6 +97,13 @@ class Clients:
         return f"Clients({len(self)} with {min(self.sizes)} to {max(self.sizes)} rows)"
 
 
+def clients_of(config: Config, data: Dataset) -> Clients:
+    rows, labels = build_clients(config, data), labels_of(data.y_train.numpy())
+    if labels is None:
+        return Clients(rows, None)
+    return Clients(rows, np.stack([np.bincount(labels[r], minlength=data.classes) for r in rows]))
+
+
 class Run:
     """What a run folder holds. A run that is under way shows its newest rows and its newest checkpoint."""
 
@@ -159,10 +166,7 @@ class Run:
 
     @cached_property
     def clients(self) -> Clients:
-        rows, labels = build_clients(self._validated, self._data), labels_of(self._data.y_train.numpy())
-        if labels is None:
-            return Clients(rows, None)
-        return Clients(rows, np.stack([np.bincount(labels[r], minlength=self._data.classes) for r in rows]))
+        return clients_of(self._validated, self._data)
 
     @cached_property
     def _validated(self) -> Config:

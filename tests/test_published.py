@@ -76,6 +76,20 @@ def test_cifar_is_read_in_both_layouts(classes: int, pickled: bool, inside: bool
     assert data.x_train.shape[1:] == (3, 32, 32) and data.x_train.dtype == torch.uint8 and data.classes == classes
 
 
+def test_data_may_move_but_not_change_under_a_run(tmp_path: Path) -> None:
+    Cifar(10, False).write(tmp_path / "here")
+    run = [*QUIET, "partition=iid", "model={name: mlp, hidden: []}", "clients={total: 5, per_round: 2}"]
+    run += ["data.name=cifar10", f"run.dir={tmp_path / 'run'}"]
+    assert main([*run, f"data.root={tmp_path / 'here'}", "rounds=1"]) == 0
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert main([*run, f"data.root={tmp_path / 'there'}", "rounds=2"]) == 0
+    assert len(metrics(tmp_path / "run")) == 2
+    file = tmp_path / "there" / "cifar-10-batches-bin" / "data_batch_1.bin"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x07")
+    assert main([*run, f"data.root={tmp_path / 'there'}", "rounds=3"]) != 0
+    assert len(metrics(tmp_path / "run")) == 2
+
+
 def test_each_papers_constants() -> None:
     from fl_dist.data.cifar import NORMALISED
 

@@ -19,14 +19,15 @@ from typing import Any
 import numpy as np
 
 from fl_dist.common.paths import expand
-from fl_dist.common.words import counted, duration
+from fl_dist.common.words import counted, duration, size
 from fl_dist.config.arguments import resolve
-from fl_dist.data import Dataset, datasets, labels_of, shared
+from fl_dist.data import Dataset, datasets, shared
 from fl_dist.data.fetch import fetch, known
 from fl_dist.data.folders import domains_below
 from fl_dist.data.sources import SOURCES
-from fl_dist.engine.world import build_clients, build_data
+from fl_dist.engine.world import build_data
 from fl_dist.results.clients import draw
+from fl_dist.runs import clients_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,14 +96,13 @@ def described(data: Dataset) -> str:
 def _show(arguments: argparse.Namespace) -> None:
     config, _ = resolve([*arguments.config, "run.dir=unused"])
     data = build_data(config)
-    rows = build_clients(config, data)
+    clients = clients_of(config, data)
     print(f"{config.data['name']}: {described(data)}")
-    print(f"{counted(len(rows), 'client')} by {config.partition['name']}, seed {config.seed}")
-    print(f"rows of a client     {_spread([len(part) for part in rows])}")
-    labels = labels_of(data.y_train.numpy())
-    if labels is None:
+    print(f"{counted(len(clients), 'client')} by {config.partition['name']}, seed {config.seed}")
+    print(f"rows of a client     {_spread(clients.sizes)}")
+    counts = clients.classes
+    if counts is None:
         raise ValueError("the targets of this data are no classes: there is no more to show")
-    counts = np.stack([np.bincount(labels[part], minlength=data.classes) for part in rows])
     print(f"classes of a client  {_spread((counts > 0).sum(1))}")
     print(f"largest class of a client, share of its rows  {_spread((counts.max(1) / counts.sum(1)), '.2f')}")
     print(f"rows of a class      {_spread(counts.sum(0))}")
@@ -120,7 +120,8 @@ def _spread(values: Any, kind: str = ",.0f") -> str:
 
 
 def _cache(arguments: argparse.Namespace) -> None:
-    print("\n".join(shared.described(shared.held())) or f"nothing in {shared.cache()}")
+    lines = [f"{size(count):>8}  {entry}" for entry, count in shared.held()]
+    print("\n".join(lines) or f"nothing in {shared.cache()}")
     if arguments.clear:
         shared.forget()
         print("removed")

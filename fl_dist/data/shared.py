@@ -106,12 +106,12 @@ def _made(folder: Path, name: str, make: Make) -> Path:
         if whole.is_dir() and not _anew:
             return whole
         with _or_no_place(folder):
-            shutil.rmtree(whole, ignore_errors=True)  # processes that have it mapped keep it
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir()
         try:
             _fill(new, make)
             with _or_no_place(folder):
+                shutil.rmtree(whole, ignore_errors=True)  # processes that have it mapped keep it
                 new.rename(whole)
         finally:
             shutil.rmtree(new, ignore_errors=True)
@@ -176,7 +176,3 @@ def _or_no_place(where: object) -> Iterator[None]:
         yield
     except OSError as e:
         raise NoPlace(f"{where} cannot be written ({message(e)})") from None
-
-
-def described(entries: list[tuple[Path, int]]) -> list[str]:
-    return [f"{size(count):>8}  {entry}" for entry, count in entries]

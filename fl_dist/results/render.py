@@ -7,15 +7,7 @@ from itertools import groupby
 
 from fl_dist.results.table import NO_RUN, NOT_REACHED, Figures, Measure, Number
 
-FORMATS: dict[str, Callable[[Figures], str]] = {}
 
-
-def _format(render: Callable[[Figures], str]) -> Callable[[Figures], str]:
-    FORMATS[render.__name__] = render
-    return render
-
-
-@_format
 def text(figures: Figures) -> str:
     heads = _heads(figures)
     lines = [["", *(column for column, _ in heads)]]
@@ -34,7 +26,6 @@ def _placed(cell: str, width: int, column: int) -> str:
     return cell.rjust(width) if column else cell.ljust(width)
 
 
-@_format
 def markdown(figures: Figures) -> str:
     heads = [_marked(column) + (f"<br>{measure}" if measure else "") for column, measure in _heads(figures)]
     lines = [["", *heads], ["---", *["---:"] * len(heads)]]
@@ -50,7 +41,6 @@ def _marked(text: str) -> str:
     return "".join(f"\\{c}" if c in "\\|*`<[" else c for c in text)
 
 
-@_format
 def latex(figures: Figures) -> str:
     """For the package booktabs."""
     heads = _heads(figures)
@@ -73,8 +63,7 @@ def latex(figures: Figures) -> str:
     return "\n".join(lines)
 
 
-@_format
-def csv_(figures: Figures) -> str:
+def long_csv(figures: Figures) -> str:
     """One line a number."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -92,7 +81,7 @@ def csv_(figures: Figures) -> str:
     return out.getvalue().rstrip("\n")
 
 
-FORMATS["csv"] = FORMATS.pop("csv_")
+FORMATS: dict[str, Callable[[Figures], str]] = {"text": text, "markdown": markdown, "latex": latex, "csv": long_csv}
 SUFFIXES = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
 
 
