@@ -283,13 +283,15 @@ def test_states_beyond_the_memory_given_lie_in_files_and_change_nothing(tmp_path
 def test_steps_end_a_clients_round_early(tmp_path: Path) -> None:
     """Two epochs in 12 steps: cut after 6 they are one epoch; cut after 12 or later they are whole."""
     small = [*QUIET, "rounds=2", "data={name: digits}", "partition=iid", "model={name: mlp, hidden: []}"]
-    small += ["clients={total: 4, per_round: 2}", "local={batch_size: 60}", "evaluate.every=2"]
+    small += ["clients={total: 4, per_round: 2}", "local={batch_size: 60}", "evaluate.every=2", "algorithm=scaffold"]
     cut = {"one": (1, "null"), "cut": (2, 6), "two": (2, "null"), "enough": (2, 12)}
     for name, (epochs, steps) in cut.items():
         assert main([*small, f"local.epochs={epochs}", f"local.steps={steps}", f"run.dir={tmp_path / name}"]) == 0
     assert model_hash(tmp_path / "one") == model_hash(tmp_path / "cut") != model_hash(tmp_path / "two")
     assert model_hash(tmp_path / "two") == model_hash(tmp_path / "enough")
     assert [metrics(tmp_path / name)[0]["backwards"] for name in cut] == [12, 12, 24, 24]
+    one, other = (metrics(tmp_path / name)[-1]["train_loss"] for name in ("one", "cut"))
+    assert one == other, "the mean over the steps that were made"
 
 
 def test_main_can_be_called_again_and_again(tmp_path: Path) -> None:
