@@ -11,7 +11,6 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +23,7 @@ from fl_dist.data import datasets, shared
 from fl_dist.data.__main__ import main
 from fl_dist.data.sources import SOURCES, File, Source
 from tests.jobs import free_port
+from tests.said import Said, asker
 from tests.test_published import Cifar
 
 FILES = {"d/a.txt": b"first", "d/sub/b.bin": bytes(range(256)) * 40}
@@ -84,20 +84,7 @@ def web() -> Iterator[Web]:
     server.server_close()
 
 
-@dataclass
-class Said:
-    code: int
-    out: str
-    err: str
-
-
-def asked(*words: str | Path) -> Said:
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        try:
-            code = main([str(word) for word in words])
-        except SystemExit as e:
-            code = int(e.code or 0)
-    return Said(code, out.getvalue(), err.getvalue())
+asked = asker(main)
 
 
 def refused(*words: str | Path, code: int = 2) -> str:

@@ -9,8 +9,7 @@ import shutil
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from PIL import Image
 from fl_dist.main import main as train
 from fl_dist.results.__main__ import main
 from tests.jobs import QUIET, environment, run
+from tests.said import Said, asker
 
 Accuracies = Sequence[float | None]
 COSTS = ("rounds", "gigabytes", "passes", "minutes")
@@ -42,24 +42,7 @@ table: {measure: mean, last: 3}
 RISING = (0.2, 0.5, 0.7, 0.8, 0.9)
 
 
-@dataclass
-class Said:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def lines(self) -> list[str]:
-        return self.out.splitlines()
-
-
-def asked(*words: str | Path) -> Said:
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        try:
-            code = main([str(word) for word in words])
-        except SystemExit as e:
-            code = int(e.code or 0)
-    return Said(code, out.getvalue(), err.getvalue())
+asked = asker(main)
 
 
 def told(*words: str | Path) -> Said:
