@@ -23,7 +23,7 @@ class Bench:
 
     def __init__(self, root: Path, total: int) -> None:
         self.total, self.round = total, 0
-        self.saver = Saver(root, Alone(Topology(device="cpu")), "run", timeout=60)
+        self.saver = Saver(root, Alone(Topology(device="cpu")), "run")
         self.saver.chief = Chief(root, "run", 2, None, lambda: None)
         self.rng = np.random.default_rng(0)
         for _ in range(SLACK * total // CHANGED + RECENT + BATCH):

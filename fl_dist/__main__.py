@@ -18,6 +18,8 @@ COMMANDS = {
     "sweep": ("launch.sweep", "a grid or a list of runs, as a job array or here"),
     "status": ("launch.status", "how far runs are"),
     "results": ("fl_dist.results.__main__", "runs as a table and as curves"),
+    "diagnose": ("fl_dist.diagnose", "sharpness, spectra and surfaces of runs that are there"),
+    "report": ("fl_dist.report.__main__", "runs as one page of HTML, which can follow them"),
     "data": ("fl_dist.data.__main__", "fetch published data, check it, show who has what"),
     "sync": ("launch.sync", "upload offline W&B records"),
     "algorithms": ("fl_dist.algorithms.__main__", "the table of all algorithms"),

@@ -7,6 +7,7 @@ Conventions: an update points downhill; `delta` is a client's y_K - z; gradient-
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -49,14 +50,23 @@ class Round:
     lr: float
     participants: int
     clients: int
-    initial: Tensor
-    """The model before the first round."""
-    is_weight: Tensor
-    """Mask of the entries that belong to parameters named "weight"."""
+    first: Callable[[], Tensor]
+    weights: Callable[[], Tensor]
+    """Few parts ask for these two vectors, and so they are made when one does."""
     channels: int
     """Channels (or features) of the model's input."""
     steps: int = 0
     samples: int = 0
+
+    @property
+    def initial(self) -> Tensor:
+        """The model before the first round."""
+        return self.first()
+
+    @property
+    def is_weight(self) -> Tensor:
+        """Mask of the entries that belong to parameters named "weight"."""
+        return self.weights()
 
 
 class Upload(NamedTuple):
@@ -66,6 +76,8 @@ class Upload(NamedTuple):
     message: bool = True
     """False: a multiple of the client's update (or a number), which costs no message of its own."""
     scalar: bool = False
+    is_update: bool = False
+    """It is the client's update itself: where both are weighted alike, one sum serves for both."""
 
 
 Sent = Tensor | tuple[Tensor, float]
@@ -241,7 +253,7 @@ class Algorithm:
             reports |= {name: float(number(_hook(part, "report"), value)) for name, value in given.items()}
         return reports
 
-    @property
+    @cached_property
     def passes(self) -> tuple[int, int]:
         """Forward and backward passes of one local step."""
         return 1 + sum(p.extra[0] for p in self.parts), 1 + sum(p.extra[1] for p in self.parts)

@@ -1,29 +1,37 @@
 """One attempt at a run in this process, as whichever rank it is: meet the others, take the folder, train."""
 
 import contextlib
+import importlib.metadata
 import json
 import logging
 import os
+import platform
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 import torch
+import torch.utils.deterministic
 
 from fl_dist import __version__
 from fl_dist.common.imports import origin, told
+from fl_dist.common.terminal import width, wrapped
 from fl_dist.common.words import counted, message
 from fl_dist.config import Config, ConfigError
 from fl_dist.engine.client import ClientFailure
 from fl_dist.engine.server import Diverged, TooFewSurvivors
 from fl_dist.engine.train import train
 from fl_dist.engine.world import World
+from fl_dist.machine import breakdown, tf32
 from fl_dist.machine.comm import Comm, Lost, connect, host
+from fl_dist.machine.devices import device_name
 from fl_dist.machine.meeting import passes
 from fl_dist.machine.place import Place
 from fl_dist.machine.signals import StopRequest
-from fl_dist.monitor.console import STARTING
+from fl_dist.monitor.console import STARTING, Warnings
 from fl_dist.storage.checkpoint import Damaged, NoCheckpoint, Save, load_save, newest
-from fl_dist.storage.folder import FolderLost, RunFolder
+from fl_dist.storage.folder import ATTEMPTS, CLIENTS, FolderLost, RunFolder, append_lines, write_atomically
 from fl_dist.storage.metrics import RowsLost
 
 log = logging.getLogger("fl_dist")
@@ -37,11 +45,8 @@ EXPECTED = (
     RowsLost,
     FolderLost,
     Lost,
-    MemoryError,
 )
 """Errors whose message is enough; anything else is a defect, of the program or of the user's own code."""
-NO_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
-"""By which torch's RuntimeErrors are known."""
 
 
 def execute(config: Config, folder: RunFolder, place: Place | None, stop: StopRequest) -> bool:
@@ -52,11 +57,15 @@ def execute(config: Config, folder: RunFolder, place: Place | None, stop: StopRe
         if place is None or place.rank == 0:
             print(f"{STARTING} {folder.path}", flush=True)
         comm = connect(place, config.topology, config.comm, stop)
+        tf32.check(config.local.precision, comm.device)
         start = _claim(config, folder, comm)
         handlers = _log_to(folder, comm)
         world = World(config, comm.device)
         _compare_contents(world, folder, comm)
         _greet(world, comm, start)
+        if comm.rank == 0:
+            _compare_devices(comm, start)
+            _note(world, comm, folder, start)
         finished = train(world, comm, folder, start, stop)
         log.info("finished" if finished else "interrupted")
         return finished
@@ -87,22 +96,35 @@ def _exit_of(caught: SystemExit) -> Exception:
 
 
 @contextlib.contextmanager
-def settings(threads: int) -> Iterator[None]:
+def settings(config: Config) -> Iterator[None]:
     """Torch as a run needs it, for as long as it runs."""
-    before = torch.get_num_threads(), torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_num_threads(threads)
-    # Not use_deterministic_algorithms: that imports a compiler, two seconds of every rank's start.
-    torch.set_deterministic_debug_mode("warn")
+    threads, state, benchmark = torch.get_num_threads(), torch.get_rng_state(), torch.backends.cudnn.benchmark
+    torch.set_num_threads(config.topology.threads)
     torch.backends.cudnn.benchmark = False
-    state = torch.get_rng_state()
+    try:
+        with _same_bits(), tf32.tf32(config.local.precision == "tf32"):
+            yield
+    finally:
+        torch.set_rng_state(state)
+        torch.set_num_threads(threads)
+        torch.backends.cudnn.benchmark = benchmark
+
+
+@contextlib.contextmanager
+def _same_bits() -> Iterator[None]:
+    """Operations with kernels whose bits do not depend on chance use these; those that have none raise."""
+    memory: Any = torch.utils.deterministic
+    mode, fill = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
+    # Not use_deterministic_algorithms: that imports a compiler, two seconds of every rank's start.
+    torch.set_deterministic_debug_mode("error")
+    # Else every torch.empty is filled with NaN, a pass over memory that is about to be written.
+    memory.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        torch.set_rng_state(state)
-        torch.set_num_threads(before[0])
-        torch.set_deterministic_debug_mode(before[1])
-        torch.backends.cudnn.benchmark = before[2]
+        torch.set_deterministic_debug_mode(mode)
+        memory.fill_uninitialized_memory = fill
 
 
 def report(error: Exception) -> None:
@@ -118,19 +140,12 @@ def is_bug(error: BaseException) -> bool:
     """Whether the error, or what caused it, is none that was foreseen, or arose in the user's own code."""
     while isinstance(error, EXPECTED) and not isinstance(error, Lost) and error.__cause__ is not None:
         error = error.__cause__
-    return (not isinstance(error, EXPECTED) or bool(origin(error))) and not _lacks_memory(error)
+    return (not isinstance(error, EXPECTED) or bool(origin(error))) and not breakdown.lacks_memory(error)
 
 
 def one_line(error: BaseException) -> str:
-    if _lacks_memory(error):
-        return f"not enough memory ({message(error)}); choose a smaller model, batch or data set"
     line = f"{message(error)}{origin(error)}" if isinstance(error, EXPECTED) else told(error)
-    return "; ".join([line, *getattr(error, "__notes__", [])])
-
-
-def _lacks_memory(error: BaseException) -> bool:
-    of_torch = isinstance(error, RuntimeError) and not isinstance(error, EXPECTED)
-    return isinstance(error, MemoryError) or (of_torch and any(words in str(error) for words in NO_MEMORY))
+    return "; ".join([breakdown.advice(error) or line, *getattr(error, "__notes__", [])])
 
 
 def _claim(config: Config, folder: RunFolder, comm: Comm) -> Save | None:
@@ -185,11 +200,43 @@ def _greet(world: World, comm: Comm, start: Save | None) -> None:
         log.info("%s", line)
     if comm.rank == 0:
         name = config.algorithm.get("name") or world.algorithm.describe()
-        line = (
-            f"{name} · {config.data['name']} · {config.model['name']} with {world.size()} · "
-            f"{world.largest} of {counted(config.clients.total, 'client')} a round · {ranks} on {comm.device.type}"
-        )
-        print(*[line, *world.notes, *resumed], sep="\n", flush=True)
+        pieces = [name, config.data["name"], f"{config.model['name']} with {world.size()}"]
+        pieces += [f"{world.largest} of {counted(config.clients.total, 'client')} a round"]
+        pieces += [f"{ranks} on {comm.device.type}"]
+        print(*[*wrapped(pieces, width()), *world.notes, *resumed], sep="\n", flush=True)
+
+
+def _compare_devices(comm: Comm, start: Save | None) -> None:
+    """Another kind of device has other kernels."""
+    now = device_name(comm.device)
+    before = now if start is None else start.manifest.extra.get("device", now)
+    if before != now:
+        log.warning("the run was on %s so far and goes on on %s: from here on its bits may be others", before, now)
+
+
+def _note(world: World, comm: Comm, folder: RunFolder, start: Save | None) -> None:
+    """For those who look at the run later: what this attempt runs on, and who has what of the data."""
+    about = {
+        "time": round(time.time(), 3),
+        "round": start.manifest.round if start else 0,
+        "ranks": comm.size,
+        "hosts": comm.hosts(),
+        "device": device_name(comm.device),
+        "versions": versions(),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+    }
+    try:
+        append_lines(folder.path / ATTEMPTS, [about])
+        if not (folder.path / CLIENTS).exists():
+            write_atomically(folder.path / CLIENTS, json.dumps(world.who_has_what()).encode())
+    except OSError as e:
+        log.warning("%s could not be written: %s", ATTEMPTS, e.strerror)
+
+
+def versions() -> dict[str, str]:
+    """Of this program and of what its numbers depend on."""
+    others = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "scipy", "wandb")}
+    return {"fl_dist": __version__, "python": platform.python_version(), **others}
 
 
 class LogFile(logging.FileHandler):
@@ -206,6 +253,14 @@ class OneLine(logging.Formatter):
         return super().format(record).rstrip("\n")
 
 
+def on_terminal() -> logging.Handler:
+    """Shows warnings; errors end a program and are printed once, at the end."""
+    terminal = Warnings()
+    terminal.setFormatter(OneLine("warning: %(message)s"))
+    terminal.addFilter(lambda record: record.levelno == logging.WARNING)
+    return terminal
+
+
 def _log_to(folder: RunFolder, comm: Comm) -> list[logging.Handler]:
     """Each rank's log file; rank 0's warnings also go to the terminal."""
     layout = "%(asctime)s %(levelname)s %(message)s"
@@ -213,11 +268,7 @@ def _log_to(folder: RunFolder, comm: Comm) -> list[logging.Handler]:
     file.setFormatter(logging.Formatter(layout))
     handlers: list[logging.Handler] = [file]
     if comm.rank == 0:
-        terminal = logging.StreamHandler()
-        terminal.setFormatter(OneLine(layout))
-        # Errors end the run and are printed once, at the end.
-        terminal.addFilter(lambda record: record.levelno == logging.WARNING)
-        handlers.insert(0, terminal)
+        handlers.insert(0, on_terminal())
     for handler in handlers:
         log.addHandler(handler)
     log.setLevel(logging.INFO)

@@ -8,6 +8,7 @@ from fl_dist.common import terminal
 
 if __name__ == "__main__":
     terminal.prepare()  # here, for the imports below take seconds
+    terminal.say_starting()
 
 import argparse
 import sys
@@ -23,6 +24,7 @@ from fl_dist.config.usage import help_lines
 from fl_dist.engine.world import World
 from fl_dist.execute import execute, exit_code, is_bug, one_line, report, settings
 from fl_dist.machine import bf16
+from fl_dist.machine.memory import keep_freed
 from fl_dist.machine.place import Place, find
 from fl_dist.machine.signals import REQUEUE, StopRequest, end_with_parent
 from fl_dist.storage.checkpoint import NoCheckpoint
@@ -102,7 +104,8 @@ def _check(config: Config) -> int:
 
 
 def _run(config: Config, folder: RunFolder, place: Place | None, traceback: bool) -> int:
-    with settings(config.topology.threads), StopRequest(config.checkpoint.grace) as stop:
+    keep_freed()
+    with settings(config), StopRequest(config.checkpoint.grace) as stop:
         try:
             return 0 if execute(config, folder, place, stop) else REQUEUE
         except Exception as e:

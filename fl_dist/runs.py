@@ -33,7 +33,7 @@ from fl_dist.machine import bf16
 from fl_dist.machine.place import find
 from fl_dist.machine.signals import StopRequest
 from fl_dist.models import MadeFor, build_model
-from fl_dist.monitor.summary import Summary, summarise
+from fl_dist.monitor.summary import Summary, server_worth, summarise
 from fl_dist.storage.checkpoint import newest, read_server
 from fl_dist.storage.folder import CONFIG, METRICS, MODEL, RunFolder
 from fl_dist.storage.metrics import Row, rows_in
@@ -55,7 +55,7 @@ def run(config: str | Path | Mapping[str, Any] | None = None, *, quiet: bool = F
     with contextlib.ExitStack() as stack:
         if quiet:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        stack.enter_context(settings(made.topology.threads))
+        stack.enter_context(settings(made))
         execute(made, folder, find(), stack.enter_context(StopRequest(made.checkpoint.grace)))
     return Run(folder.path)
 
@@ -135,7 +135,9 @@ class Run:
     def summary(self) -> Summary:
         """What summary.json holds at the end, of the rows so far."""
         headline = Headline(**self._facts["headline"])
-        return summarise(self.history, self.config.evaluate.last, headline, self.finished)
+        evaluate = self.config.evaluate
+        amounts = summarise(self.history, evaluate.last, headline, self.finished)
+        return amounts | server_worth(self.history, spreads=evaluate.where != "server")
 
     @property
     def task(self) -> Task:

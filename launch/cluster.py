@@ -13,6 +13,7 @@ from fl_dist.common.reading import ConfigError, read_yaml
 from fl_dist.common.registry import Strict
 from fl_dist.common.words import nearest
 from fl_dist.config.loading import checked
+from launch.devices import placed
 
 Options = dict[str, Any]
 PROFILES = Path(__file__).parent / "profiles.yaml"
@@ -46,6 +47,10 @@ class Resources(Strict):
     @property
     def tasks(self) -> int:
         return self.tasks_per_node or self.gpus_per_node or 3
+
+    @property
+    def placed(self) -> str:
+        return placed(self.tasks, self.gpus_per_node, self.nodes)
 
 
 def read_profile(name: str | None, file: str | Path) -> Profile:
@@ -81,7 +86,8 @@ def options(name: str, resources: Resources, profile: Profile, parallel: int = 2
         "time": max(1, round(60 * (resources.hours or profile.hours))),
         "stderr_to_stdout": True,
         "signal_delay_s": profile.signal_seconds,
-        "srun_args": ["--kill-on-bad-exit=1"],
+        # srun no longer takes the number of CPUs over from the job.
+        "srun_args": ["--kill-on-bad-exit=1", f"--cpus-per-task={profile.cpus_per_task}"],
         "array_parallelism": parallel,
         "additional_parameters": {"requeue": True} | profile.sbatch,
         **{key: value for key, value in given.items() if value},
@@ -114,6 +120,8 @@ def have_slurm() -> bool:
     return shutil.which("sbatch") is not None
 
 
-def described(arguments: Namespace) -> Resources:
-    given = {"nodes": arguments.nodes, "gpus_per_node": arguments.gpus_per_node}
+def described(arguments: Namespace, gpus: int = 0) -> Resources:
+    """What the command line asks for; so many GPUs, if it does not say."""
+    asked = arguments.gpus_per_node
+    given = {"nodes": arguments.nodes, "gpus_per_node": gpus if asked is None else asked}
     return checked(Resources, given | {"tasks_per_node": arguments.tasks_per_node}, "the command line")

@@ -9,6 +9,7 @@ from fl_dist.common import terminal
 
 if __name__ == "__main__":
     terminal.prepare()  # here, for the imports below take seconds
+    terminal.say_starting()
 
 import argparse
 import logging
@@ -26,6 +27,7 @@ from fl_dist.common.words import shortened
 from fl_dist.config.arguments import resolve
 from fl_dist.machine.signals import HANDLED, end_with_parent
 from fl_dist.storage.folder import RunFolder
+from launch.devices import placed, visible_gpus
 from launch.node import BAD_CONFIG, OWNED, Node, node_folder
 
 SIGNALLED = 128
@@ -46,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BAD_CONFIG
     if OWNED in os.environ:
         end_with_parent()
+    if arguments.node_rank == 0:
+        print(placed(arguments.ranks, len(visible_gpus(config.topology.device)), arguments.nodes), flush=True)
     _set_environment(config.topology.threads)
     with node_folder() as node, node.passing_signals_on():
         failed = _supervise(torchrun_arguments(arguments, node, command), node, config.checkpoint.grace)

@@ -8,7 +8,6 @@ from fl_dist.common import terminal
 if __name__ == "__main__":
     terminal.prepare()  # here, for the imports below take seconds
 
-import fcntl
 import subprocess
 import sys
 from collections import deque
@@ -19,7 +18,7 @@ from typing import Any
 
 from fl_dist.common.words import duration, message
 from fl_dist.monitor.console import STARTING
-from fl_dist.storage.folder import LOCK, METRICS, RunFolder, runs_below
+from fl_dist.storage.folder import METRICS, RunFolder, locked, runs_below
 from fl_dist.storage.metrics import parsed
 from fl_dist.tasks import Headline
 
@@ -102,18 +101,6 @@ def _state(run: Path, queued: str | None, log: Path | None, begun: bool) -> str:
     if reason(log) is not None:
         return "failed"
     return "interrupted" if begun else "new"
-
-
-def locked(run: Path) -> bool:
-    """Whether a run holds its folder at this moment. (A run that starts waits for those who look.)"""
-    try:
-        with open(run / LOCK) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def reason(log: Path | None) -> str | None:

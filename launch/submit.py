@@ -7,6 +7,7 @@ from fl_dist.common import terminal
 
 if __name__ == "__main__":
     terminal.prepare()  # here, for the imports below take seconds
+    terminal.say_starting()
 
 import argparse
 import os
@@ -17,10 +18,13 @@ from pathlib import Path
 
 import submitit
 
+from fl_dist.common.reading import ConfigError
+from fl_dist.common.words import counted
 from fl_dist.config.arguments import resolve
 from fl_dist.machine.signals import REQUEUE
 from fl_dist.storage.folder import RunFolder
 from launch import cluster
+from launch.devices import visible_gpus
 from launch.node import BAD_CONFIG, node_folder
 from launch.status import reason
 from launch.task import Task
@@ -39,7 +43,11 @@ def parser() -> argparse.ArgumentParser:
     parser = terminal.Parser(prog="python -m launch.submit", description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="+", metavar="CONFIG key.sub=value", help="as for python -m fl_dist.main")
     parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--gpus-per-node", type=int, default=0, help="one rank a GPU (default 0: ranks on the CPU)")
+    parser.add_argument(
+        "--gpus-per-node",
+        type=int,
+        help="one rank a GPU (default 0: ranks on the CPU; with --local: the GPUs that are visible)",
+    )
     parser.add_argument("--tasks-per-node", type=int, help="ranks a node (default: the GPUs, or 3)")
     parser.add_argument("--name", help="name of the job (default: that of the run folder)")
     parser.add_argument("--dry-run", action="store_true", help="print the batch script and stop")
@@ -50,8 +58,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _submit(arguments: argparse.Namespace) -> int:
-    resources, profile = cluster.described(arguments), cluster.read_profile(arguments.profile, arguments.profiles)
     config, command = resolve(arguments.what)
+    gpus = _gpus_here(arguments.gpus_per_node, config.topology.device) if arguments.local else []
+    resources = cluster.described(arguments, len(gpus))
+    profile = cluster.read_profile(arguments.profile, arguments.profiles)
     folder = RunFolder(str(config.run.dir))
     folder.refuse_finished(config.rounds)
     run = folder.path
@@ -61,26 +71,36 @@ def _submit(arguments: argparse.Namespace) -> int:
         print(cluster.batch_script(run / "jobs", options))
         return 0
     if arguments.local:
-        return _run_here(Task(command, str(run), config.rounds, os.getpid()), resources, config.checkpoint.grace)
+        task = Task(command, str(run), config.rounds, os.getpid())
+        return _run_here(task, resources, gpus, config.checkpoint.grace)
     if not cluster.have_slurm():
         raise ValueError("no sbatch on the PATH: submit from a login node, or run here with --local or launch.local")
     job = cluster.executor(run / "jobs", options).submit(Task(command, str(run), config.rounds))
-    _describe(job, run, f"scancel {job.job_id}")
+    _describe(job, resources, run, f"scancel {job.job_id}")
     return 0
 
 
-def _describe(job: submitit.Job, run: Path, cancel: str) -> None:
+def _gpus_here(wanted: int | None, device: str) -> list[str]:
+    """So many of those that are visible; all of them, if nobody said how many."""
+    found = visible_gpus("auto" if wanted else device)
+    if wanted is not None and wanted > len(found):
+        raise ConfigError(f"--gpus-per-node is {wanted}, but {counted(len(found), 'GPU')} can be seen here")
+    return found[:wanted]
+
+
+def _describe(job: submitit.Job, resources: cluster.Resources, run: Path, cancel: str) -> None:
     print(f"job      {job.job_id}")
+    print(f"asks     {resources.placed}")
     print(f"run      {run}/")
     print(f"follow   tail -F {job.paths.stdout}")
     print(f"cancel   {cancel}", flush=True)
 
 
-def _run_here(task: Task, resources: cluster.Resources, grace: float) -> int:
+def _run_here(task: Task, resources: cluster.Resources, gpus: list[str], grace: float) -> int:
     run = RunFolder(task.run_dir)
     with node_folder() as node, node.passing_signals_on():
-        job = _started(task, resources, run.path)
-        _describe(job, run.path, f"kill {os.getpid()}")
+        job = _started(task, resources.tasks, gpus, run.path)
+        _describe(job, resources, run.path, f"kill {os.getpid()}")
         job.wait()
         node.end(grace)
         failed = not node.stopped and job.exception() is not None
@@ -92,9 +112,11 @@ def _run_here(task: Task, resources: cluster.Resources, grace: float) -> int:
     return code
 
 
-def _started(task: Task, resources: cluster.Resources, run: Path) -> submitit.Job:
+def _started(task: Task, tasks: int, gpus: list[str], run: Path) -> submitit.Job:
     executor = submitit.LocalExecutor(folder=run / "jobs")
-    executor.update_parameters(tasks_per_node=resources.tasks, timeout_min=60 * 24 * 365, stderr_to_stdout=True)
+    executor.update_parameters(tasks_per_node=tasks, timeout_min=60 * 24 * 365, stderr_to_stdout=True)
+    # submitit hides the others from its tasks; it asks for numbers, but parts of GPUs have names.
+    executor.parameters |= {"gpus_per_node": len(gpus), "visible_gpus": tuple(gpus)}
     # The terminal's Ctrl-C reaches submitit's process too, which would kill the ranks while they save.
     old = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

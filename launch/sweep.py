@@ -9,6 +9,7 @@ from fl_dist.common import terminal
 
 if __name__ == "__main__":
     terminal.prepare()  # here, for the imports below take seconds
+    terminal.say_starting()
 
 import argparse
 import json
@@ -27,11 +28,11 @@ from fl_dist.common.words import counted
 from fl_dist.config.loading import checked
 from fl_dist.config.sweeps import Cell, Sweep, read
 from fl_dist.machine.signals import REQUEUE
-from fl_dist.storage.folder import RunFolder, write_atomically
+from fl_dist.storage.folder import RunFolder, locked, write_atomically
 from launch import cluster
 from launch.node import BAD_CONFIG
 from launch.pool import run_here
-from launch.status import Status, locked, queue, status, table
+from launch.status import Status, queue, status, table
 from launch.task import Task
 
 
@@ -100,9 +101,8 @@ def _act(arguments: argparse.Namespace, resources: Resources, cells: list[Cell],
         return code
     if not cluster.have_slurm():
         raise ValueError("no sbatch on the PATH: submit from a login node, or run here with --local")
-    return _submit(
-        arguments.sweep, todo, cluster.executor(folder / "jobs", _options(resources, folder, profile)), folder
-    )
+    executor = cluster.executor(folder / "jobs", _options(resources, folder, profile))
+    return _submit(arguments.sweep, todo, executor, folder, resources.placed)
 
 
 def _options(resources: Resources, folder: Path, profile: cluster.Profile) -> cluster.Options:
@@ -119,12 +119,13 @@ def _unfinished(cells: list[Cell]) -> list[Cell]:
     return todo
 
 
-def _submit(path: str, todo: list[Cell], executor: Any, folder: Path) -> int:
+def _submit(path: str, todo: list[Cell], executor: Any, folder: Path, placed: str) -> int:
     with executor.batch():
         jobs = [executor.submit(Task(cell.command, str(cell.run), cell.rounds)) for cell in todo]
     started = {cell.name: job.job_id for cell, job in zip(todo, jobs, strict=True)}
     write_atomically(folder / "jobs.json", json.dumps(_jobs(folder) | started, indent=1).encode())
     print(f"job      {jobs[0].job_id.split('_')[0]} (an array of {len(jobs)})")
+    print(f"asks     {placed}, each")
     print(f"runs     {folder}/")
     print(f"status   python -m launch.sweep {path} --status")
     print(f"follow   tail -F {log_of(folder, started[todo[0].name])}")

@@ -24,8 +24,12 @@ train() {
     for override; do case $override in run.dir=*) run=${override#run.dir=} ;; esac; done
     run=$("${python[@]}" -c 'import sys; from fl_dist.common.paths import expand; print(expand(sys.argv[1]))' "$run") || exit 2
     # The console of rank 0 is the job's log; every rank writes logs/rank*.log in the run folder.
-    echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, $RANKS ranks a node: $run"
-    # One launcher a node, with all of its GPUs, however the job divides them among tasks.
+    echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, $RANKS ranks and ${SLURM_GPUS_ON_NODE:-no} GPUs a node: $run"
+    # One launcher a node, with all of its GPUs and CPUs, however the job divides them among tasks; of the CPUs srun takes
+    # no number over from the job by itself.
+    if [ -n "$SLURM_CPUS_PER_TASK" ]; then
+        export SRUN_CPUS_PER_TASK=$((SLURM_CPUS_PER_TASK * ${SLURM_NTASKS_PER_NODE:-1}))
+    fi
     unset SLURM_GPUS_PER_TASK SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK
     # Interrupted, by word (75) or by the signal itself (138), is no failure here: --kill-on-bad-exit would end
     # a node that is still saving.

@@ -13,9 +13,10 @@ FIRST = (
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Arrays that are shared between ranks lie in a folder of the tests, not in the user's."""
+    """Arrays that are shared between ranks, and matplotlib's fonts, lie in a folder of the tests, not in the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FL_DIST_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("MPLCONFIGDIR", str(tmp_path_factory.mktemp("fonts")))
         yield
 
 

@@ -338,9 +338,9 @@ def watching_clients() -> Iterator[list[tuple[int, int, np.ndarray, np.ndarray]]
     seen: list[tuple[int, int, np.ndarray, np.ndarray]] = []
     local = LocalTraining.run
 
-    def watched(self: LocalTraining, client: int, s: Any, buffers: Any, state: Any, r: Any) -> Any:
-        trained = local(self, client, s, buffers, state, r)
-        seen.append((r.index, client, s.x.clone(), self.model.vector.clone()))
+    def watched(self: LocalTraining, client: int, s: Any, buffers: Any, state: Any, r: Any, *more: Any) -> Any:
+        trained = local(self, client, s, buffers, state, r, *more)
+        seen.append((r.index, client, s.x.clone(), s.x + trained.delta))
         return trained
 
     with mock.patch.object(LocalTraining, "run", watched):

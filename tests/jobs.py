@@ -120,6 +120,10 @@ def _be_rank(runs: list[list[str]], env: dict[str, str], output: str) -> None:
     os.dup2(handle, 2)
     if "FL_DIST_FAULT" in env:
         faults.point = faults.armed(env["FL_DIST_FAULT"])
+    if "PRETENDED_GPU" in env:
+        from tests import gpu
+
+        main = gpu.reporting(main, env["PRETENDED_GPU"])
     sys.exit(max(main(arguments) for arguments in runs))
 
 
@@ -163,5 +167,5 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def results(folder: Path) -> list[dict[str, Any]]:
-    """The metrics without what may differ between two runs of one config: times."""
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in metrics(folder)]
+    """The metrics without what may differ between two runs of one config: times, and what each rank did."""
+    return [{k: v for k, v in row.items() if k not in ("seconds", "time", "workers")} for row in metrics(folder)]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fl_dist.config.arguments import resolve
-from tests.jobs import ROOT, environment, run, run_ranks
+from tests.jobs import ROOT, environment, run, run_ranks, torchrun
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MINE = """
@@ -85,6 +85,8 @@ def _python(line: str, words: list[str]) -> None:
         chosen = importlib.import_module(module).parser().parse_intermixed_args(arguments)
         _ranks(chosen.ranks, chosen.what)
         return
+    if "--local" in arguments and arguments[0].startswith("configs/results/"):
+        arguments.remove("--local")  # it takes hours, and data that has to be fetched
     if module in SUBMITS and not HARMLESS & set(arguments):
         arguments.append("--dry-run")
     if "--local" in arguments and arguments[0].startswith("configs/paper/"):
@@ -107,6 +109,10 @@ def _call(module: str, arguments: list[str]) -> None:
 
 def _torchrun(line: str, words: list[str]) -> None:
     at = words.index("-m")
+    if words[at + 1] == "fl_dist.diagnose":
+        code, output = run([*torchrun(2), *words[at:]])
+        assert code == 0, output
+        return
     assert words[at + 1] == "fl_dist.main"
     _ranks(int(words[words.index("--nproc-per-node") + 1]), words[at + 2 :])
 
@@ -128,16 +134,20 @@ def _shell(line: str, words: list[str]) -> None:
 
 
 def _elsewhere(line: str, words: list[str]) -> None:
-    """Needs Slurm (test_slurm.py submits these lines), or a network."""
+    """Needs Slurm (test_slurm.py submits these lines), a network, or a machine of its own for minutes."""
 
 
 INTERPRETERS: dict[str, Callable[[str, list[str]], None]] = {
     "python -m pytest": _elsewhere,  # test_docs.py runs it where the document says
     "python -m fl_dist.data fetch": _elsewhere,
+    'python -c "import sys, timm': _elsewhere,  # test_timm.py runs it without the network
+    "python -m benchmarks.scaling --no-check": _python,
+    "python -m benchmarks.": _elsewhere,  # minutes of measuring; test_benchmarks.py runs a case
     "python -m ": _python,
     "torchrun ": _torchrun,
     "make ": _make,
     "sha256sum ": _shell,
+    "mkdir ": _shell,
     "git clone ": _elsewhere,
     "sbatch ": _elsewhere,
     "srun ": _elsewhere,

@@ -102,18 +102,6 @@ def test_a_rank_that_dies_is_named_and_ends_the_others(point: str, rank: int, ca
     assert_same(tmp_path, calm)
 
 
-def test_a_rank_that_hangs_is_named_within_the_timeout(tmp_path: Path) -> None:
-    with started_ranks(3, arguments(tmp_path, "rounds=100000", "comm.timeout=5")) as processes:
-        wait_for(lambda: (tmp_path / "metrics.jsonl").exists() and len(results(tmp_path)) > 2)
-        os.kill(processes[2].pid, signal.SIGSTOP)
-        began = time.monotonic()
-        output = processes[0].communicate(timeout=40)[0]
-        assert time.monotonic() - began < 20
-        assert "rank 2 on " in output and "lost (killed, out of memory or hung)" in output
-        processes[1].communicate(timeout=40)
-        assert processes[0].returncode and processes[1].returncode
-
-
 def wait_for(condition: object, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -193,13 +181,11 @@ def test_any_one_damaged_file_loses_nothing(
     how: str, calm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also an old one, on which every kept save relies."""
-    # Which rounds are saved depends on the disk, and a save that just gathered all clients relies on no other.
-    for number in (4, 3, 5):
-        stopped = tmp_path / f"stopped-{number}"
-        assert forked(stopped, f"save-switched:{number}") == -signal.SIGKILL
-        if (save := newest_of(stopped).manifest).history:
-            break
-    assert save.history
+    stopped = tmp_path / "stopped"
+    with saving_at_once():  # otherwise the disk decides which rounds are saved
+        assert forked(stopped, "save-switched:4") == -signal.SIGKILL
+    save = newest_of(stopped).manifest
+    assert save.round == 4 and save.history
     rounds = [folder_name(r) for r in save.rounds]
     files = [p for p in sorted((stopped / "checkpoint").rglob("*")) if p.is_file() and p.parent.name in rounds]
     assert any(p.suffix == ".pack" and p.parent.name == rounds[0] for p in files)

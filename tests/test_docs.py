@@ -1,9 +1,12 @@
 """The documents say what the program says, and what they tell a reader to type works as printed."""
 
+import ast
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +36,48 @@ def test_the_table_of_algorithms_is_the_programs(document: str, capsys: pytest.C
     assert document == "README.md" or reports in (ROOT / document).read_text()
 
 
+def test_the_table_of_memory_is_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    show_algorithms(["--memory", "--markdown"])
+    table, legend = capsys.readouterr().out.strip().split("\n\n")
+    text = (ROOT / "docs/algorithms.md").read_text()
+    assert table in text and legend in text
+
+
 def test_every_linked_file_exists() -> None:
     for document in DOCUMENTS:
         for target in document.read_text().split("](")[1:]:
             name = target.split(")")[0].split("#")[0]
             if name and "://" not in name:
                 assert (document.parent / Path(name)).exists(), f"{document.name} links to {name}"
+
+
+GPU = re.compile("cuda|cudnn|nccl|pin_memory|non_blocking|fp32_precision|SDPBackend|_polls|_gloo_only", re.IGNORECASE)
+
+
+def named(body: list[ast.stmt], inside: str = "") -> Iterator[tuple[str, str]]:
+    """Functions, and constants beside them, with their source; without docstrings and comments."""
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield from named(node.body, f"{inside}{node.name}.")
+        elif isinstance(node, ast.FunctionDef):
+            first = node.body[0]
+            told = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+            yield f"{inside}{node.name}", "\n".join(map(ast.unparse, node.body[told:]))
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            yield f"{inside}{ast.unparse(target)}", ast.unparse(node)
+
+
+def test_what_never_ran_on_a_real_gpu_is_listed() -> None:
+    files = [path for package in ("fl_dist", "launch") for path in (ROOT / package).rglob("*.py")]
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for path in files
+        for name, source in named(ast.parse(path.read_text()).body)
+        if GPU.search(source)
+    }
+    rows = re.findall(r"^\| `([\w/]+\.py)` \| `([\w.]+)` \|", (ROOT / "docs" / "gpu.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(found)
 
 
 def test_every_block_says_what_it_is() -> None:
@@ -64,6 +103,9 @@ def test_what_a_reader_types_works(snippet: Snippet, tmp_path: Path, monkeypatch
         # Every line is an alternative to those before it, on a new desk.
         shutil.rmtree("runs", ignore_errors=True)
         Path("runs/my_sweep/a/wandb/offline-run-20250101_000000-abc").mkdir(parents=True)
+        for word in command.split() if "fl_dist.diagnose" in command else ():
+            if word.startswith("runs/"):
+                type_command(f"python -m fl_dist.main my.yaml run.dir={word}")
         # Uploading needs an account and a network.
         type_command(f"{command} --dry-run" if "launch.sync" in command else command)
 

@@ -68,8 +68,8 @@ def web() -> Iterator[Web]:
             self.send_header("Content-Length", str(len(data) - begin))
             self.end_headers()
             body = data[begin : it.cut.pop(name, len(data))]
+            it.sent += len(body)  # before the other end can know of it
             self.wfile.write(body)
-            it.sent += len(body)
 
         def log_message(self, format: str, *args: object) -> None:
             pass

@@ -3,12 +3,17 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from launch import local, submit, sweep, sync
+from launch.devices import placed, visible_gpus
 from tests.cluster.runs import ROOT, in_terminal, ranks, rows, run, sha, start, wait_for, write_config
+from tests.jobs import environment
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +39,7 @@ def write_sweep(folder: Path, text: str) -> str:
 def test_ranks_on_this_machine_make_the_model_of_one_process(config, undisturbed, tmp_path):
     code, output = run("launch.local", config, f"run.dir={tmp_path}/run", "-n", "3")
     assert code == 0, output
+    assert output.splitlines()[0] == "3 ranks on one machine, on the CPU"
     assert "server + 2 workers" in output
     assert sha(tmp_path / "run") == undisturbed
 
@@ -127,6 +133,7 @@ def test_the_dry_run_shows_the_batch_script_of_a_profile(config, tmp_path, capsy
         "mail-user=me",
     ):
         assert f"#SBATCH --{option}\n" in script
+    assert re.search(r"^srun .*--cpus-per-task=2 ", script, re.MULTILINE), "which srun does not inherit"
     assert "\nmodule load x\n" in script
     assert not (tmp_path / "run").exists()
 
@@ -150,6 +157,76 @@ def test_submitit_runs_the_same_here(config, undisturbed, tmp_path):
     code, output = run("launch.submit", config, f"run.dir={tmp_path}/run", "--tasks-per-node", "2", "--local")
     assert code == 0, output
     assert sha(tmp_path / "run") == undisturbed
+
+
+NOTES = """
+import os
+from torch import nn
+
+def model(shape, outputs):
+    with open(os.environ["NOTES"], "a") as file:
+        file.write(os.environ["CUDA_VISIBLE_DEVICES"] + "\\n")
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], outputs))
+"""
+
+
+@pytest.mark.parametrize(("asked", "given"), [([], "MIG-7,2"), (["--gpus-per-node", "1"], "MIG-7")])
+def test_submitit_gives_its_tasks_the_gpus_here(asked, given, config, tmp_path, monkeypatch, capsys):
+    (tmp_path / "notes.py").write_text(NOTES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NOTES", f"{tmp_path}/notes")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7,2,-1,3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    words = [config, "rounds=1", "model=notes:model", f"run.dir={tmp_path}/run", "--local", *asked]
+    assert submit.main(words) == 0, capsys.readouterr()
+    assert set((tmp_path / "notes").read_text().split()) == {given}
+    assert re.search(r"^asks     (2 ranks|1 rank) on one machine, one a GPU$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_more_gpus_than_there_are_start_nothing(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert submit.main([config, f"run.dir={tmp_path}/run", "--local", "--gpus-per-node", "3"]) == 2
+    assert capsys.readouterr().err == "error: --gpus-per-node is 3, but 2 GPUs can be seen here\n"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "nodes", "words"),
+    [
+        (3, 0, 1, "3 ranks on one machine, on the CPU"),
+        (1, 2, 1, "1 rank on one machine, one a GPU"),
+        (8, 8, 2, "16 ranks on 2 nodes, one a GPU"),
+        (4, 2, 1, "4 ranks on one machine, sharing 2 GPUs"),
+        (4, 2, 3, "12 ranks on 3 nodes, sharing 2 GPUs a node"),
+    ],
+)
+def test_launchers_say_what_they_ask_for(ranks, gpus, nodes, words):
+    assert placed(ranks, gpus, nodes) == words
+
+
+def test_ranks_on_the_cpu_see_no_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert (visible_gpus("auto"), visible_gpus("cuda"), visible_gpus("cpu")) == (["0", "1"], ["0", "1"], [])
+
+
+@pytest.mark.parametrize(("tasks", "cpus"), [({}, "16"), ({"SLURM_NTASKS_PER_NODE": "4"}, "64")])
+def test_the_launcher_of_a_node_gets_the_cpus_of_the_job(tasks, cpus, config, tmp_path):
+    script = """
+        srun() { echo "$SRUN_CPUS_PER_TASK CPUs, ${*:1:4}"; }
+        scontrol() { echo n1; }
+        squeue() { :; }
+        source "$FL_DIST_HOME/slurm/common.sh"
+        train "$@"
+    """
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_CPUS_PER_TASK": "16"}
+    env = environment(PYTHON=sys.executable, FL_DIST_HOME=str(ROOT), SLURM_GPUS_ON_NODE="4", **job, **tasks)
+    done = subprocess.run(
+        ["bash", "-c", script, "job", f"{tmp_path}/run", config], env=env, capture_output=True, text=True
+    )
+    first, second = done.stdout.splitlines()
+    assert first == f"job 7 on n1, 4 ranks and 4 GPUs a node: {tmp_path}/run"
+    assert second == f"{cpus} CPUs, --kill-on-bad-exit=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=4"
 
 
 def test_submitit_reports_a_failure_in_one_line(config, tmp_path):

@@ -9,7 +9,9 @@ from tests.jobs import ROOT
 LAYERS = (
     "fl_dist.common",
     "fl_dist.core",
+    "fl_dist.drawing",
     "fl_dist.algorithms",
+    "fl_dist.diagnostics",
     "fl_dist.data",
     "fl_dist.models",
     "fl_dist.tasks",
@@ -21,6 +23,8 @@ LAYERS = (
     "fl_dist.execute",
     "fl_dist.runs",
     "fl_dist.results",
+    "fl_dist.diagnose",
+    "fl_dist.report",
     "fl_dist.data.__main__",
     "fl_dist.main",
     "launch",
@@ -68,8 +72,15 @@ def test_no_two_modules_import_each_other() -> None:
 def test_the_document_names_every_folder_and_module() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     told = {word.strip("`,") for word in text.split() if word.startswith("`")}
-    # One file a data set, model or paper: their folders stand for them.
-    many = ("fl_dist.algorithms.", "fl_dist.data.", "fl_dist.models.", "fl_dist.tasks.", "launch.")
+    # One file a data set, model, paper or kind: their folders stand for them.
+    many = (
+        "fl_dist.algorithms.",
+        "fl_dist.diagnostics.",
+        "fl_dist.data.",
+        "fl_dist.models.",
+        "fl_dist.tasks.",
+        "launch.",
+    )
     names = [m for m in MODULES if not m.startswith(many) and MODULES[m].name != "__init__.py"]
     assert [m for m in names if f"{m.rpartition('.')[2]}.py" not in told] == []
     folders = [name.rpartition(".")[2] for name in LAYERS if (ROOT / name.replace(".", "/")).is_dir()]

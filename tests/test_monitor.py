@@ -1,20 +1,38 @@
 """What a user sees: the console, metrics.jsonl, and a W&B mirror that cannot hurt."""
 
+import contextlib
+import fcntl
+import json
+import logging
+import os
 import re
+import signal
+import struct
 import subprocess
 import sys
+import termios
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tqdm import tqdm
 
+from fl_dist.common.terminal import fitted
 from fl_dist.common.words import duration, size
-from fl_dist.config import Wandb
+from fl_dist.config import Wandb, load
+from fl_dist.drawing import surfaces
+from fl_dist.drawing.base import told_apart
 from fl_dist.main import main
-from fl_dist.monitor.console import Console
-from fl_dist.monitor.mirror import resolve
-from fl_dist.monitor.summary import summarise
+from fl_dist.monitor.console import Console, Warnings
+from fl_dist.monitor.follower import NOT_MEANT, Pictures, named
+from fl_dist.monitor.mirror import WandbMirror, open_mirror, resolve
+from fl_dist.monitor.summary import server_worth, summarise, summary_lines
 from fl_dist.tasks.classification import Classification
-from tests.jobs import environment, metrics, run
+from tests.cluster.runs import wait_for
+from tests.jobs import ROOT, environment, metrics, run, started
+from tests.pretend import append, pretend, row
+from tests.record import entries, of, records
 
 SMALL = ("rounds=3", "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}", "local.epochs=1")
 KEYS = ("round", "test_loss", "test_accuracy", "train_loss", "clients", "bytes_down", "bytes_up", "seconds")
@@ -26,7 +44,8 @@ def test_the_console_has_a_line_a_round_and_a_summary(tmp_path: Path, capsys: py
     lines = capsys.readouterr().out.splitlines()
     assert lines.pop(0) == f"starting {tmp_path}"
     assert lines[0].startswith("fedgmt · digits · mlp with 650 parameters · 2 of 4 clients a round · one process")
-    pattern = r"round 2/3   accuracy [ \d.]+ %   test loss [\d.]+   train loss [\d.]+ +[\d.]+ s \([ \d]+% outside .*\)"
+    pattern = r"round 2/3   accuracy [ \d.]+ % +[\d.]+ s left   test loss [\d.]+   train loss [\d.]+"
+    pattern += r" +[\d.]+ s \([ \d]+% local\) +[\d.]+ kB sent$"
     assert re.match(pattern, lines[2])
     assert [line.split("  ")[0] for line in lines[5:]] == ["final accuracy", "last / best", "sent", "time", "files"]
 
@@ -50,6 +69,84 @@ def test_final_accuracy_is_mean_and_sample_deviation_of_the_last_rounds() -> Non
     assert summary["final_accuracy_std"] == pytest.approx(0.02**0.5)
     assert (summary["best_accuracy"], summary["best_round"], summary["last_accuracy"]) == (0.9, 1, 0.7)
     assert (summary["bytes"], summary["seconds"]) == (12, 6.0)
+    rows[0] |= {"seconds": {"total": 1.5, "diagnostics": 70.0}}
+    summary = summarise(rows, 3, Classification.headline, finished=True)
+    assert "time            6.0 s and 1 min 10 s of diagnostics" in summary_lines(summary, Classification.headline, "")
+
+
+def served(total: float, busy: dict[int, tuple[float, int]], evaluate: float = 0.0, by: int = 1) -> dict[str, Any]:
+    """A row with busy seconds and clients of each worker, and an evaluation by rank 0 or more."""
+    ranks: dict[str, dict[str, float]] = {"0": {"memory": 1}}
+    ranks |= {str(rank): {"busy": seconds, "clients": clients} for rank, (seconds, clients) in busy.items()}
+    for rank in range(by if evaluate else 0):
+        ranks[str(rank)]["evaluate"] = evaluate
+    local = max(seconds for seconds, _ in busy.values())
+    return {"seconds": {"total": total, "local": local, "server": 0.1, "checkpoint": 0.1}, "workers": ranks}
+
+
+TWO = {1: (4.0, 2), 2: (4.0, 2)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "spreads", "busy", "shared"),
+    [
+        # 4 clients of 2 s over 2 workers take 4 s, over 3 as well; 8 take 8 s, and 6 s.
+        ([served(5, TWO)], True, 0.2 / 5, 5),
+        ([served(9, {1: (8.0, 4), 2: (8.0, 4)})], True, 0.2 / 9, 7),
+        # One worker: half.
+        ([served(9, {1: (8.0, 4)})], True, 0.2 / 9, 5),
+        # Unequal clients: no faster than an even division of 12 s, no slower than before.
+        ([served(9, {1: (8.0, 1), 2: (4.0, 3)})], True, 0.2 / 9, 9),
+        ([served(7, {1: (6.0, 3), 2: (6.0, 1)})], True, 0.2 / 7, 7),
+        ([served(7, {1: (6.0, 4), 2: (6.0, 5)})], True, 0.2 / 7, 5),
+        # The evaluation of round 1 was beside round 2: then 1 s by 3 ranks, or 3 s by one.
+        ([served(5, TWO, 3.0), served(5, TWO)], True, 3.4 / 10, 11),
+        ([served(5, TWO, 3.0), served(5, TWO)], False, 3.4 / 10, 13),
+        # It was longer than the training beside it.
+        ([served(5, TWO, 9.0), served(10, TWO)], True, 9.4 / 15, 13),
+        # All ranks had evaluated: nothing changes.
+        ([served(5, TWO, 1.0, by=3), served(6, TWO)], True, 1.4 / 11, 11),
+        # The run began with a server that trains.
+        ([served(5, {0: (4.0, 2), 1: (4.0, 2)}), served(9, {1: (8.0, 4)})], True, 0.2 / 9, 10),
+    ],
+)
+def test_what_a_dedicated_server_was_worth(
+    rows: list[dict[str, Any]], spreads: bool, busy: float, shared: float
+) -> None:
+    worth = server_worth(rows, spreads)
+    assert worth == {"server_busy": pytest.approx(busy), "seconds_if_shared": pytest.approx(shared)}
+
+
+def test_a_server_that_trains_or_is_alone_is_not_judged() -> None:
+    assert server_worth([served(5, {0: (4.0, 2)}), served(5, {0: (4.0, 2), 1: (4.0, 2)})], True) == {}
+    assert server_worth([{"seconds": {"total": 1.0}}], True) == {}
+
+
+def test_the_summary_says_what_a_shared_server_would_have_taken() -> None:
+    rest = {"round": 1, "bytes_down": 1, "bytes_up": 2, "dropped": []}
+    told = []
+    for only in (served(90, {1: (80.0, 4)}), served(5, TWO)):
+        summary = summarise([only | rest], 3, Classification.headline, finished=True)
+        summary |= server_worth([only | rest], spreads=True)
+        told += [line for line in summary_lines(summary, Classification.headline, "") if line.startswith("server")]
+    assert told == [
+        "server          busy 0 % of the time; "
+        "topology.server=shared would have taken about 50.0 s instead of 1 min 30 s",
+        "server          busy 4 % of the time; topology.server=shared would not have been faster (about 5.0 s)",
+    ]
+
+
+@pytest.mark.parametrize(("columns", "needed"), [(60, 3), (80, 2), (120, 1)])
+def test_the_summary_fits_the_terminal(columns: int, needed: int) -> None:
+    rows = [served(36000, {1: (35000.0, 4)}) | {"round": 1, "bytes_down": 1, "bytes_up": 2, "dropped": []}]
+    summary = summarise(rows, 3, Classification.headline, finished=True) | server_worth(rows, spreads=True)
+    lines = summary_lines(summary, Classification.headline, "runs/my", columns)
+    assert max(map(len, lines)) <= columns
+    first = next(k for k, line in enumerate(lines) if line.startswith("server"))
+    told = lines[first : lines.index("files           runs/my/")]
+    assert len(told) == needed
+    assert all(line.startswith(" " * 16) for line in told[1:])
+    assert " ".join(line.strip() for line in told) in summary_lines(summary, Classification.headline, "")
 
 
 def test_sizes_and_times_read_well() -> None:
@@ -77,14 +174,8 @@ def test_offline_mirror_holds_every_round_and_writes_only_below_the_run(tmp_path
     assert len(runs) == 1
     identity = (tmp_path / "run" / "wandb" / "id").read_text()
     assert identity in runs[0].name
-    shown = subprocess.run(
-        [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--json", str(runs[0].parent)],
-        capture_output=True,
-        text=True,
-        env=environment(HOME=str(home)),
-    )
-    assert shown.returncode == 0, shown.stderr
-    assert "test_accuracy" in shown.stdout
+    rows = of("history", entries(runs[0].parent, HOME=str(home)))
+    assert [row["item"]["1_test/accuracy"] for row in rows] == [r["test_accuracy"] for r in metrics(tmp_path / "run")]
 
 
 @pytest.mark.thorough
@@ -110,3 +201,221 @@ def test_a_row_is_on_disk_before_its_line_is_shown(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Console, "row", lambda self, row: seen.append((row["round"], metrics(tmp_path)[-1]["round"])))
     assert main([*SMALL, f"run.dir={tmp_path}", "monitor.wandb.mode=disabled"]) == 0
     assert seen == [(1, 1), (2, 2), (3, 3)]
+
+
+DIAGNOSED = (
+    *("diagnostics={sharpness: {every: 1}, clients: {every: 3}, surface: {every: 3, points: 2}}", "algorithm=scaffold"),
+    *("monitor.wandb.group=some", "monitor.wandb.job_type=SCAFFOLD"),
+)
+
+
+@pytest.fixture(scope="module")
+def mirrored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run of three ranks, and what its offline record holds: names of numbers, and the configuration."""
+    folder = tmp_path_factory.mktemp("mirrored") / "run"
+    settings = [*SMALL, *DIAGNOSED, "evaluate.where=workers", f"run.dir={folder}"]
+    code, output = run([sys.executable, "-m", "launch.local", "-n", "3", *settings], timeout=200)
+    assert code == 0, output
+    (record,) = records(folder)
+    found = entries(record)
+    return folder, {"text": json.dumps(found, separators=(",", ":")), "entries": found}
+
+
+def test_the_offline_record_holds_every_documented_name(mirrored: tuple[Path, dict[str, Any]]) -> None:
+    names = documented(columns=3)
+    filled = {
+        *(name.replace("<rank>", "1") for name in names if "<" not in name.replace("<rank>", "")),
+        *("3_diagnostics/sharpness/sharpness", "3_diagnostics/sharpness/gradient_norm", "3_diagnostics/surface"),
+        *("3_diagnostics/clients/classes/0", "3_diagnostics/clients/classes/9"),
+        *("4_method/control_norm", "5_clients/classes", "8_seconds/diagnostics", "9_workers/0/memory"),
+    }
+    assert len(filled) > 35
+    recorded = mirrored[1]["text"].replace("._type", "")  # of pictures
+    assert [name for name in sorted(filled) if f'"{name}"' not in recorded] == []
+
+
+def documented(columns: int) -> set[str]:
+    """Names in the last column but one of the tables of so many."""
+    lines = [line.split("|") for line in (ROOT / "docs" / "monitoring.md").read_text().splitlines() if "| `" in line]
+    return {name for line in lines if len(line) == columns + 2 for name in re.findall(r"`([^`]+)`", line[columns - 1])}
+
+
+def test_the_summary_has_the_documented_names(mirrored: tuple[Path, dict[str, Any]]) -> None:
+    names = {name.replace("<metric>", "accuracy") for name in documented(columns=2)}
+    assert json.loads((mirrored[0] / "summary.json").read_text()).keys() == names
+    assert [name for name in sorted(names) if f'"{name}"' not in mirrored[1]["text"]] == []
+
+
+def test_the_record_has_hosts_versions_and_pictures(mirrored: tuple[Path, dict[str, Any]]) -> None:
+    folder, record = mirrored
+    (attempt,) = [json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines()]
+    assert (attempt["round"], attempt["ranks"], len(attempt["hosts"])) == (0, 3, 3)
+    assert {"fl_dist", "torch", "python"} <= attempt["versions"].keys()
+    assert f'"hosts":{json.dumps(attempt["hosts"], separators=(",", ":"))}' in record["text"]
+    sizes = json.loads((folder / "clients.json").read_text())
+    assert [sum(row) for row in sizes["classes"]] == sizes["sizes"]
+    assert sorted(p.name for p in (folder / "wandb" / "pictures").iterdir()) == ["clients.png", "surface-3.png"]
+
+
+def test_the_record_has_its_group_and_statistics_of_rank_0(mirrored: tuple[Path, dict[str, Any]]) -> None:
+    folder, record = mirrored
+    (told,) = of("run", record["entries"])
+    assert (told["run_group"], told["job_type"]) == ("some", "SCAFFOLD")
+    assert (told["run_id"], told["resume"]) == ((folder / "wandb" / "id").read_text(), True)
+    resident = of("stats", record["entries"])[0]["item"]["proc.memory.rssMB"] * 2**20
+    rank_0 = [row["workers"]["0"]["memory"] for row in metrics(folder)]
+    assert 0.8 * min(rank_0) < resident < 1.2 * max(rank_0)
+
+
+ORDER = {"mode": "offline", "project": "p", "entity": None, "group": None, "job_type": None, "tags": [], "config": {}}
+ORDER |= {"about": {}, "headline": {"name": "accuracy", "best": "max"}}
+
+
+def test_the_record_is_complete_after_the_signals_of_a_cancelled_job(tmp_path: Path) -> None:
+    """They end W&B's own process, which ignores nothing."""
+    folder = pretend(tmp_path / "run", rounds=9, done=4, rich=False)
+    command = [sys.executable, "-m", "fl_dist.monitor.follower", str(folder)]
+    with started(command, stdin=subprocess.PIPE) as mirror:
+        assert mirror.stdin is not None and mirror.stdout is not None
+        mirror.stdin.write(json.dumps(ORDER) + "\n")
+        mirror.stdin.flush()
+        wait_for(lambda: any(file.stat().st_size for file in folder.glob("wandb/*/*.wandb")), 100, "a record")
+        children = Path(f"/proc/{mirror.pid}/task/{mirror.pid}/children").read_text().split()
+        assert children
+        for child in children:
+            os.kill(int(child), signal.SIGTERM)
+        mirror.send_signal(signal.SIGTERM)
+        append(folder, row(5))
+        mirror.stdin.write(json.dumps({"summary": {}, "code": 0}) + "\n")
+        mirror.stdin.close()
+        assert mirror.wait(100) == 0
+        assert "Traceback" not in mirror.stdout.read()
+    found = entries(records(folder)[-1])
+    assert [entry["item"]["round"] for entry in of("history", found)] == [1, 2, 3, 4, 5]
+    assert found[-1]["type"] == "exit"
+    assert of("run", found)[0]["run_id"] == (folder / "wandb" / "id").read_text()
+
+
+def test_a_mirror_that_is_just_starting_is_not_ended_by_the_signal_of_a_job(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("fl_dist"), "propagate", True)
+    folder = pretend(tmp_path / "run", rounds=3, done=2, rich=False)
+    (folder / "logs").mkdir(exist_ok=True)
+    config = load(None, ["monitor.wandb.mode=offline"])
+    mirror = open_mirror(config, folder, Classification().headline)
+    assert isinstance(mirror, WandbMirror) and mirror._process is not None
+    for number in NOT_MEANT:
+        mirror._process.send_signal(number)
+    mirror.close({})
+    assert caplog.text == ""
+    assert len(of("history", entries(records(folder)[-1]))) == 2
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(NOT_MEANT)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"radii": [0.1, 0.2], "mine": [1.0, 2.0]},
+        {"radii": [0.1, 0.2], "random": "x", "gradient": 3},
+        {"paths": {"a": {"x": [0.0], "y": [0.0]}}},
+        {"paths": {"a": 1}, "x": [0, 1], "y": [0, 1], "client_loss": [[1, 2], [3, 4]], "global_loss": [[1, 2], [3, 4]]},
+        {"x": [0, 1], "y": [0, 1], "loss": [[None, None], [None, None]]},
+        {"x": [0, 1], "y": [0, 1], "loss": [[1.0, 2.0]]},
+        {"x": "wide", "y": None, "loss": {}},
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_values_of_any_kind_do_not_stop_pictures(tmp_path: Path, values: dict[str, Any]) -> None:
+    assert not surfaces.draw({"run": [{"values": values}]}, tmp_path / "none.png")
+    whole = {"x": [0, 1], "y": [0, 1], "loss": [[1.0, None], [2.0, 3.0]]}
+    assert surfaces.draw({"run": [{"values": whole}, {"values": values}]}, tmp_path / "surface.png")
+    assert Pictures(tmp_path).of({"round": 1, "diagnostics": {"mine": values}}) == {}
+
+
+def test_lists_are_numbers_by_their_places() -> None:
+    told = {"spectrum": {"eigenvalues": [3.0, 2.0]}, "along": {name: [1.0] for name in ("radii", "random", "gradient")}}
+    found = named({"round": 1, "diagnostics": told | {"many": {"values": [1.0] * 101}}})
+    assert {name: value for name, value in found.items() if name.startswith("3_")} == {
+        "3_diagnostics/spectrum/eigenvalues/0": 3.0,
+        "3_diagnostics/spectrum/eigenvalues/1": 2.0,
+    }
+
+
+def test_the_paths_of_a_picture_are_no_numbers() -> None:
+    loss = [[1.0, 2.0], [3.0, 4.0]]
+    path = {"x": [0.0, 1.0], "y": [0.0, 1.0], "rest": 0.5}
+    plane = {"x": [0.0, 1.0], "y": [0.0, 1.0], "client": 3, "client_loss": loss, "global_loss": loss}
+    found = named({"round": 1, "diagnostics": {"plane": plane | {"paths": {"FedAvg": path, "FedSAM": path}}}})
+    assert [name for name in found if name.startswith("3_")] == [
+        "3_diagnostics/plane/client",
+        "3_diagnostics/plane/paths/FedAvg/rest",
+        "3_diagnostics/plane/paths/FedSAM/rest",
+    ]
+
+
+def test_runs_of_one_name_are_told_apart() -> None:
+    assert told_apart(["a/run", "b/run", "b/other"]) == ["a/run", "b/run", "other"]
+    assert told_apart(["/x/a/run", "/y/a/run", "run"]) == ["x/a/run", "y/a/run", "run"]
+    assert told_apart(["run", "run"]) == ["run", "run"]
+
+
+def test_rows_tell_of_clients_norms_and_workers(mirrored: tuple[Path, dict[str, Any]]) -> None:
+    row = metrics(mirrored[0])[-1]
+    assert row["messages"] == 2 * 2 + 2 * 2  # SCAFFOLD: two vectors down and two up, for two clients
+    spread, norms = row["spread"], row["norms"]
+    assert spread["loss_min"] <= row["train_loss"] <= spread["loss_max"]
+    squares = spread["norm_mean"] ** 2 + spread["norm_std"] ** 2
+    assert norms["drift"] ** 2 + norms["update"] ** 2 == pytest.approx(squares, rel=0.05)  # clients of about one size
+    assert sorted(row["workers"]) == ["0", "1", "2"]
+    assert "busy" not in row["workers"]["0"]
+    assert sum(row["workers"][rank]["clients"] for rank in "12") == 2  # who is faster may have both
+    assert all(1e6 < told["memory"] < 1e12 for told in row["workers"].values())
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 118, 200])
+def test_a_line_fits_the_terminal(columns: int) -> None:
+    row = {"round": 7, "test_loss": 1.5, "test_accuracy": 0.6, "train_loss": 0.1, "dropped": [1], "bytes_down": 10**9}
+    row |= {"bytes_up": 10**9, "seconds": {"total": 12.5, "local": 10.0}}
+    console = Console(1000, 0, Classification.headline)
+    console._seconds.append(12.5)
+    line = fitted(console.fields(row), columns)
+    console.close()
+    assert len(line) <= columns
+    assert line.startswith("round    7/1000   accuracy 60.00 %")
+    assert ("3 h 26 min left" in line) == (columns >= 60)
+
+
+def test_a_warning_stands_above_the_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    bar, warnings = tqdm(total=2, file=sys.stderr, ncols=60), Warnings()
+    warnings.setFormatter(logging.Formatter("warning: %(message)s"))
+    warnings.emit(logging.makeLogRecord({"msg": "a save failed"}))
+    bar.close()
+    lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
+    assert "warning: a save failed" in lines
+
+
+def test_a_watched_start_is_told_at_once_and_fits(tmp_path: Path) -> None:
+    """In a terminal of 60 columns: the first word before torch is imported, and no line that wraps."""
+    command = [sys.executable, "-m", "fl_dist.main", *SMALL, f"run.dir={tmp_path / 'r'}", "monitor.wandb.mode=disabled"]
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    env = {k: v for k, v in environment().items() if k not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True)
+    os.close(theirs)
+    began, said, times = time.monotonic(), b"", list[float]()
+    try:
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while piece := os.read(ours, 4096):
+                said += piece
+                times.append(time.monotonic() - began)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", said.decode())
+    lines = [line for whole in text.split("\r\n") for line in whole.split("\r") if line.strip()]
+    assert lines[0] == "starting ..."
+    assert times[0] < max(1.0, times[1] / 3)  # within a second, or long before the rest where that takes many
+    assert [line for line in lines if len(line) > 60 and str(tmp_path) not in line] == []
+    assert any(line.startswith("round 3/3   accuracy") for line in lines)

@@ -1,5 +1,6 @@
 """A user's own code is found and used; a mistake in it is one line, with a traceback in the log, and never a crash."""
 
+import importlib
 import itertools
 import sys
 from pathlib import Path
@@ -215,6 +216,28 @@ def test_one_process_may_run_several_versions_and_namesakes(name: str, tmp_path:
     (tmp_path / "d" / "c.yaml").write_text(f"model: {name}:net\n")
     with pytest.raises(ConfigError, match=f"there is no module '{name}'"):  # no longer beside another configuration
         fl_dist.run(tmp_path / "d" / "c.yaml")
+
+
+def test_what_a_process_imported_itself_stays_what_it_is_elsewhere(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script holds functions of its modules: unless their file was edited, a run from another folder keeps them."""
+    monkeypatch.delenv("PYTHONPATH")
+    for folder, module in (("here", name), ("there", f"{name}_too")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{module}.py").write_text(
+            "from torch import nn\n"
+            "def net(shape, outputs):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))\n"
+        )
+    monkeypatch.chdir(tmp_path / "here")
+    sys.path.insert(0, "")
+    held = importlib.import_module(name)
+    for module, edited in ((name, False), (f"{name}_too", False), (name, True)):
+        monkeypatch.chdir(tmp_path / ("there" if module != name else "here"))
+        if edited:
+            Path(f"{name}.py").write_text(Path(f"{name}.py").read_text() + "# now\n")
+        assert main([*SMALL, f"model={module}:net", f"run.dir={tmp_path}/run{module}{edited}"]) == 0
+        assert (sys.modules[name] is held) != edited
 
 
 def test_a_bug_in_a_part_names_its_line_and_leaves_a_traceback_on_the_rank_that_had_it(

@@ -143,6 +143,17 @@ def test_balanced_rounds_shares_while_nothing_is_used_up() -> None:
     assert np.mean([np.var(c) for c in first]) == pytest.approx(alone, rel=0.1)
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0, 100.0])
+@pytest.mark.parametrize("size", [2, 7, 250])
+def test_balanced_is_the_same_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch, alpha: float, size: int) -> None:
+    labels, parts = np.repeat(np.arange(10), 50), {}
+    for block in (1, 3, 4096):
+        monkeypatch.setattr(draw, "BLOCK", block)
+        parts[block] = split("dirichlet", {"alpha": alpha}, labels, 500 // size, 0, None)
+    for block in (3, 4096):
+        assert all(np.array_equal(a, b) for a, b in zip(parts[1], parts[block], strict=True))
+
+
 def test_proportions_are_dirichlet() -> None:
     rng, alpha, k = np.random.default_rng(0), 0.3, 5
     p = draw._proportions(draw._log_gammas(rng, alpha, (40_000, k)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fl_dist.machine.place import BadPlace, Place, find
+from fl_dist.machine.place import BadPlace, Place, find, port_of
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
 SRUN = {
@@ -29,9 +29,13 @@ def test_torchrun_is_understood() -> None:
 
 
 def test_srun_is_understood() -> None:
-    assert find(SRUN) == Place(3, 5, 1, 2, "gpu03", 24569)
+    assert find(SRUN) == Place(3, 5, 1, 2, "gpu03", 20000 + (1234567 + 2 * 3571) % 10000)
     last = find(SRUN | {"SLURM_PROCID": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "2"})
     assert last is not None and last.local_size == 1 and not last.one_machine
+
+
+def test_neighbouring_jobs_and_their_steps_meet_elsewhere() -> None:
+    assert len({port_of(job, step) for job in range(4_567_000, 4_567_200) for step in range(5)}) == 1000
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ class TestReductions:
 
         def unscaled(self: World, *where: Any) -> Round:
             r = original(self, *where)
-            return dataclasses.replace(r, is_weight=torch.zeros_like(r.is_weight))
+            return dataclasses.replace(r, weights=lambda: torch.zeros_like(r.is_weight))
 
         with mock.patch.object(World, "round", unscaled):
             special = run(lab.config(algorithm("fedasam")), lab.folder / "unscaled")
@@ -407,7 +407,7 @@ class Bench:
         self.x, self.w = torch.randn(2, 6, dtype=torch.float64)
         self.algorithm = Algorithm(*chosen)
         mask = torch.tensor([True, True, True, True, False, False])
-        self.round = Round(index, 0.1, 2, 4, initial=self.x, is_weight=mask, channels=1, steps=2, samples=5)
+        self.round = Round(index, 0.1, 2, 4, first=lambda: self.x, weights=lambda: mask, channels=1, steps=2, samples=5)
         self.s = self.algorithm.publish(self.algorithm.server_init(self.x), self.round)
         self.i = self.algorithm.client_init(self.s, self.round)
         self.asked = Asked(6)
@@ -534,7 +534,7 @@ class TestAddedTerms:
         gamma, tau = 1.5, 2.0
         part: NotTrue | Trajectory = parts[name](distill=gamma, temperature=tau)
         s, i = Vars(x=x, ema=other), Vars(e_i=other.clone(), last=torch.zeros(()))
-        r = Round(1, 0.1, 2, 4, initial=x, is_weight=x > 0, channels=1)
+        r = Round(1, 0.1, 2, 4, first=lambda: x, weights=lambda: x > 0, channels=1)
         part.begin(s, i, r, lambda: x)
         average = 0.5 * other + 0.5 * x
         teacher = {"nottrue": x, "trajectory": other, "clienttrajectory": average}[name]

@@ -1,4 +1,4 @@
-"""Readers of published files: on small files in their layouts always, on the real ones if FL_DIST_DATA says where."""
+"""Readers of published files: on small files in their layouts always, on the real ones where they are."""
 
 import gzip
 import os
@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from fl_dist.data import Dataset, datasets
+from fl_dist.data import Dataset, cifar, cinic10, datasets
 from fl_dist.data.ag_news import tokens
 from fl_dist.main import main
 from tests.jobs import QUIET, metrics, model_hash, run_ranks
+from tests.real import real
 
 FETCH = "python -m fl_dist.data fetch"
-REAL = os.environ.get("FL_DIST_DATA", "")
 
 
 def refused(name: str, root: Path, **settings: Any) -> str:
@@ -91,11 +91,20 @@ def test_data_may_move_but_not_change_under_a_run(tmp_path: Path) -> None:
 
 
 def test_each_papers_constants() -> None:
-    from fl_dist.data.cifar import NORMALISED
-
-    assert NORMALISED["fedgmt"][10] == ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-    assert NORMALISED["fednsam"][100] == NORMALISED["fednsam"][10]
-    assert all(len(values) == 3 for paper in NORMALISED.values() for pair in paper.values() for values in pair)
+    """FedGF's are FedLESAM's; FedNSAM takes those of CIFAR-10 for CIFAR-100 too."""
+    fednsam = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+    assert {
+        "fedgmt": {
+            10: ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+            100: ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+        },
+        "fedlesam": {
+            10: ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
+            100: ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+        },
+        "fednsam": {10: fednsam, 100: fednsam},
+    } == cifar.NORMALISED
+    assert (cinic10.MEAN, cinic10.STD) == ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))
 
 
 class Evil:
@@ -229,6 +238,17 @@ def test_ag_news_that_is_not_is_named(text: str, expected: str, tmp_path: Path) 
     assert expected in refused("ag_news", tmp_path)
 
 
+def test_a_file_that_nobody_publishes_is_not_to_be_fetched(tmp_path: Path) -> None:
+    """Fetching brings train.csv and test.csv: who names another file has to bring it, or to name the published one."""
+    text = refused("ag_news", tmp_path, train="mine.csv")
+    assert text.startswith(f"no ag_news_csv/mine.csv in {tmp_path}: put it there, or set data.train to the published")
+    (tmp_path / "mine.csv").write_bytes(b"\xff")
+    (tmp_path / "test.csv").write_text("1,a,b\n")
+    assert "mine.csv cannot be read" in (text := refused("ag_news", tmp_path, train="mine.csv")) and FETCH not in text
+    (tmp_path / "mine.csv").write_text("2,a b\n")
+    assert datasets.build("ag_news", {"root": str(tmp_path), "train": "mine.csv"}).y_train.tolist() == [1]
+
+
 def test_a_text_classifier_learns(tmp_path: Path) -> None:
     """fasttext on a text of four kinds, on one process and on three ranks."""
     words = [f"w{k}" for k in range(40)]
@@ -247,12 +267,23 @@ def test_a_text_classifier_learns(tmp_path: Path) -> None:
     assert model_hash(tmp_path / "one") == model_hash(tmp_path / "three")
 
 
-if REAL:
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("cifar10", "cifar-10-batches-bin"), ("mnist", "MNIST/raw"), ("fashion_mnist", "FashionMNIST/raw")],
+)
+def test_the_real_data_is_what_it_should_be(name: str, folder: str) -> None:
+    data = datasets.build(name, {"root": str(real(folder))})
+    assert len(data.y_test) == 10_000 and data.classes == 10
+    pixels = data.x_train.double() / 255
+    assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(data.mean, abs=1e-4)
+    assert pixels.std((0, 2, 3)).tolist() == pytest.approx(data.std, abs=1e-4)
 
-    @pytest.mark.parametrize("name", ["cifar10", "mnist", "fashion_mnist"])
-    def test_the_real_data_is_what_it_should_be(name: str) -> None:
-        data = datasets.build(name, {"root": REAL})
-        assert len(data.y_test) == 10_000 and data.classes == 10
-        pixels = data.x_train.double() / 255
-        assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(data.mean, abs=1e-4)
-        assert pixels.std((0, 2, 3)).tolist() == pytest.approx(data.std, abs=1e-4)
+
+@pytest.mark.parametrize(
+    ("train", "counts"), [("train.csv", [30_000] * 4), ("train_subset.csv", [3163, 1257, 1280, 3114])]
+)
+def test_the_real_articles_are_counted(train: str, counts: list[int]) -> None:
+    data = datasets.build("ag_news", {"root": str(real(f"ag_news_csv/{train}").parent), "train": train, "length": 50})
+    assert data.classes == 4 and data.y_train.bincount().tolist() == counts
+    assert data.y_test.bincount().tolist() == [1900] * 4
+    assert data.x_train.shape == (sum(counts), 50) and int(data.x_train.max()) < (data.vocabulary or 0)

@@ -26,7 +26,7 @@ from tests.jobs import QUIET, environment, run
 from tests.said import Said, asker
 
 Accuracies = Sequence[float | None]
-COSTS = ("rounds", "gigabytes", "passes", "minutes")
+COSTS = ("rounds", "gigabytes", "passes", "minutes", "local_minutes")
 SWEEP = """
 rows:
   Fed A: {algorithm: {name: fedavg}}
@@ -124,7 +124,7 @@ def metrics(accuracies: Accuracies, scale: int = 1) -> Iterator[dict[str, Any]]:
         yield {
             **{"round": k, "test_loss": loss, "test_accuracy": accuracy, "train_loss": 1.5 / k, "clients": 2},
             **{"dropped": [], "bytes_down": 10**8 * scale + k, "bytes_up": 10**7 * k, "forwards": 20 * k * scale},
-            **{"backwards": 3 + k, "lr": 0.1, "method": {}, "seconds": {"local": 1.0, "total": 30.0 * k * scale}},
+            **{"backwards": 3 + k, "lr": 0.1, "method": {}, "seconds": {"local": 7.0 * k, "total": 30.0 * k * scale}},
         }
 
 
@@ -157,6 +157,7 @@ def spent(accuracies: Accuracies, target: float, cost: str, scale: int = 1) -> f
             "gigabytes": (line["bytes_down"] + line["bytes_up"]) / 1e9,
             "passes": line["forwards"] + line["backwards"],
             "minutes": line["seconds"]["total"] / 60,
+            "local_minutes": line["seconds"]["local"] / 60,
         }[cost]
         if line["test_accuracy"] is not None and line["test_accuracy"] >= target:
             return total
@@ -209,6 +210,23 @@ class TestMeasures:
         stated = text.split("\n\n")[1]
         assert "over 3 seeds" in stated and "one run" in stated or "10.00" not in text, text
 
+    def test_the_deviation_may_be_over_rounds_or_seeds(self, put: Put) -> None:
+        """Over rounds: the mean of what each run would have alone, and none for what is no mean of rounds."""
+        runs = fill(put)["Fed A", "IID"]
+        own = [100 * statistics.stdev(run[-3:]) for run in runs]
+        lines = numbers("sweep.yaml", "--spread", "rounds", "--target", "0.1")
+        assert float(lines["Fed A", "IID", "mean"]["std"]) == pytest.approx(statistics.mean(own))
+        assert lines["Fed A", "IID", "rounds@0.1"]["std"] == ""
+        text = told("sweep.yaml", "--spread", "rounds").out
+        assert "± deviation over the last 3 rounds, the mean of those of the seeds" in text
+        seeds = [100 * statistics.mean(run[-3:]) for run in runs]
+        for words in (["--spread", "seeds"], []):
+            line = numbers("sweep.yaml", *words)["Fed A", "IID", "mean"]
+            assert float(line["std"]) == pytest.approx(statistics.stdev(seeds))
+        assert numbers("sweep.yaml", "--spread", "seeds", "--only", "*seed1")["Fed A", "IID", "mean"]["std"] == ""
+        Path("sweep.yaml").write_text(SWEEP.replace("last: 3", "last: 3, spread: rounds"))
+        assert float(numbers("sweep.yaml")["Fed A", "IID", "mean"]["std"]) == pytest.approx(statistics.mean(own))
+
     def test_rounds_that_were_not_evaluated_do_not_count(self, put: Put) -> None:
         accuracies = [0.9, None, 0.3, None, 0.5]
         put("out/Fed_A-IID-seed0", accuracies)
@@ -255,6 +273,69 @@ class TestMeasures:
         text = told("sweep.yaml", "--measure", "best", "--format", "markdown", "--only", "IID").out
         assert "rmse" in text and "**1.5" in text and "%" not in text.replace("B&%", "").replace("B&amp;%", "")
         assert "**2.25" not in text
+
+
+class TestAlso:
+    """Numbers of the rows besides the metric: diagnostics, seconds."""
+
+    ALSO = (
+        "also: {flat: {key: diagnostics.lpf.lpf}, train_mean: {key: diagnostics.all.mean, percent: true, best: max}, "
+    )
+    ALSO += "seconds_a_round: {key: seconds.total, over: mean, columns: [IID]}}"
+
+    def measured(self, put: Put, name: str, seed: int, *found: Any) -> None:
+        """A run that was measured in some rounds."""
+        folder = put(f"out/{name}-IID-seed{seed}", RISING)
+        lines = list(metrics(RISING))
+        for k, value in enumerate(found):
+            lines[2 * k]["diagnostics"] = {"lpf": {"lpf": value, "loss": 9}, "all": {"mean": 0.25 * seed}}
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    @pytest.fixture
+    def sweep(self, put: Put) -> str:
+        Path("sweep.yaml").write_text(SWEEP.replace("last: 3", f"last: 3, {self.ALSO}"))
+        for seed in range(3):
+            self.measured(put, "Fed_A", seed, 99.0, 99.0, 1.0 + seed)
+            self.measured(put, "Fed_B__", seed, 0.5)
+        return "sweep.yaml"
+
+    def test_the_last_round_that_has_it_counts(self, sweep: str) -> None:
+        lines = numbers(sweep)
+        line = lines["Fed A", "IID", "flat"]
+        assert (float(line["value"]), float(line["std"])) == (2.0, 1.0)
+        assert float(lines["Fed_B&%", "IID", "flat"]["value"]) == 0.5
+        assert float(lines["Fed A", "IID", "train_mean"]["value"]) == pytest.approx(25)
+        assert float(lines["Fed A", "IID", "seconds_a_round"]["value"]) == pytest.approx(30 * 3)
+
+    def test_columns_in_which_no_run_has_it_do_without(self, sweep: str) -> None:
+        assert {column for _, column, measure in numbers(sweep) if measure != "mean"} == {"IID"}
+        Path("published.csv").write_text("sweep,row,column,measure,value,std\nsweep,Fed A,Dir(0.1),flat,2.67,\n")
+        assert cells(sweep, "--only", "Dir(0.1)")["Fed A"] == ["–", "– (2.67)"]
+
+    def test_they_are_written_as_what_they_are(self, sweep: str) -> None:
+        Path("published.csv").write_text("sweep,row,column,measure,value,std\nsweep,Fed A,IID,train_mean,95.07,0.94\n")
+        shown = cells(sweep, "--only", "IID")
+        assert shown["Fed A"][1:] == ["2 ± 1", "25.00 ± 25.00 (95.07 ± 0.94)", "90 ± 0"]
+        text = told(sweep, "--only", "IID", "--format", "markdown").out
+        assert "IID<br>train mean" in text and "**0.5 ± 0**" in text and "**2 ± 1**" not in text
+
+    def test_the_command_line_may_name_one(self, sweep: str) -> None:
+        lines = numbers(sweep, "--also", "diagnostics.lpf.loss")
+        assert float(lines["Fed A", "IID", "diagnostics.lpf.loss"]["value"]) == 9 and ("Fed A", "IID", "flat") in lines
+        (line,) = (
+            line
+            for key, line in numbers("out/Fed_A-IID-seed1", "--also", "diagnostics.lpf.lpf").items()
+            if "." in key[2]
+        )
+        assert float(line["value"]) == 2
+
+    def test_what_could_not_be_measured_is_no_number(self, put: Put, sweep: str) -> None:
+        shutil.rmtree("out")
+        self.measured(put, "Fed_A", 0, 1.0, None)
+        assert cells(sweep, "--only", "IID")["Fed A"][1] == "–*"
+
+    def test_what_is_no_number_is_named(self, sweep: str) -> None:
+        assert "diagnostics.lpf in out/Fed_A" in refused(sweep, "--also", "diagnostics.lpf")
 
 
 class TestTargets:
@@ -410,6 +491,30 @@ class TestPublished:
         assert lines["Fed_B&%", "IID", "rounds@0.8"]["published"] == "x"
         assert lines["Fed A", "Dir(0.1)", "mean"]["published"] == "", "it is of another sweep"
         assert numbers("sweep.yaml", "--measure", "best")["Fed A", "IID", "best"]["published"] == ""
+
+    def test_the_text_says_what_their_deviation_is(self, put: Put) -> None:
+        fill(put)
+        Path("published.csv").write_text(self.LINES)
+        assert "in brackets: as published\n" in told("sweep.yaml").out
+        Path("sweep.yaml").write_text(SWEEP.replace("last: 3", "last: 3, published_spread: over clients"))
+        assert "in brackets: as published (± over clients)\n" in told("sweep.yaml").out
+
+    def test_training_that_failed_is_no_target_that_was_not_reached(self, put: Put) -> None:
+        fill(put)
+        Path("published.csv").write_text(self.LINES + "sweep,Fed A,Dir(0.1),mean,x,\n")
+        assert cells("sweep.yaml", "--only", "Dir(0.1)")["Fed A"][0].endswith(" (failed)")
+        text = told("sweep.yaml").out
+        assert "failed: training failed there" in text and "×" not in text
+        assert "failed" not in told("sweep.yaml", "--only", "IID").out
+        assert numbers("sweep.yaml")["Fed A", "Dir(0.1)", "mean"]["published"] == "x"
+
+    def test_a_published_target_that_was_not_reached_is_explained(self, put: Put) -> None:
+        """Also where ours were all reached."""
+        for seed in range(3):
+            put(f"out/Fed_B__-IID-seed{seed}", RISING)
+        Path("published.csv").write_text(self.LINES)
+        text = told("sweep.yaml", "--only", "Fed_B*IID*", "--target", "0.8").out
+        assert text.count("×") == 2 and "× not reached" in text and "failed" not in text
 
     def test_they_stand_there_before_anything_has_run(self, put: Put) -> None:
         Path("published.csv").write_text(self.LINES)

@@ -165,7 +165,7 @@ def test_one_command_has_all_others(command: list[str], tmp_path: Path) -> None:
 
     assert shown("--version").stdout == f"fl_dist {fl_dist.__version__}\n"
     assert [line.split()[0] for line in shown("--help").stdout.splitlines()[4:-2]] == [
-        *("run", "local", "submit", "sweep", "status", "results", "data", "sync", "algorithms")
+        *("run", "local", "submit", "sweep", "status", "results", "diagnose", "report", "data", "sync", "algorithms")
     ]
     wrong = shown("statsu")
     assert (wrong.returncode, wrong.stderr) == (2, "error: unknown command 'statsu'; did you mean 'status'?\n")

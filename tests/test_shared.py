@@ -19,8 +19,7 @@ from fl_dist.data import datasets, shared
 from fl_dist.engine.rows import AHEAD, Rows
 from fl_dist.main import main
 from tests.jobs import QUIET, model_hash, run_ranks
-
-REAL = os.environ.get("FL_DIST_DATA", "")
+from tests.real import real
 
 
 @pytest.fixture
@@ -174,6 +173,13 @@ class TestTinyImageNet:
         grey = data.x_train[1]
         assert grey[0].equal(grey[1]) and grey[0].equal(grey[2])
 
+    def test_lists_may_end_without_a_line_break(self, tiny: Path) -> None:
+        for name in ("wnids.txt", "val/val_annotations.txt"):
+            file = tiny / "tiny-imagenet-200" / name
+            file.write_text(file.read_text().removesuffix("\n"))
+        data = datasets.build("tiny_imagenet", {"root": str(tiny)})
+        assert data.classes == 2 and len(data.y_test) == 2
+
     def test_it_is_scaled(self, tiny: Path) -> None:
         data = datasets.build("tiny_imagenet", {"root": str(tiny), "size": 32})
         assert data.x_test.shape == (2, 3, 32, 32)
@@ -219,6 +225,14 @@ class TestDomains:
         expected = np.asarray(whole.crop((left, top, left + 16, top + 16))).transpose(2, 0, 1)
         assert np.array_equal(data.x_train[6].numpy(), expected)
 
+    @pytest.mark.parametrize("name", ["domains", "domain_folders"])
+    def test_folders_of_ones_own_are_read_likewise(self, name: str, domains: Path) -> None:
+        pacs, own = (
+            datasets.build(kind, {"root": str(domains / "PACS"), "target": "photo", "size": 16})
+            for kind in ("pacs", name)
+        )
+        assert own.x_train.equal(pacs.x_train) and own.y_test.equal(pacs.y_test) and own.classes == 2
+
     def test_each_can_be_the_one_and_the_images_are_decoded_once(self, domains: Path) -> None:
         names = ["art", "photo", "sketch"]
         data = {t: datasets.build("pacs", {"root": str(domains), "target": t, "size": 16}) for t in names}
@@ -234,7 +248,7 @@ class TestDomains:
         assert "did you mean 'photo'?" in refused("pacs", domains, target="foto")
         assert "github.com/facebookresearch/DomainBed" in refused("pacs", domains / "elsewhere", target="art")
         assert "hemanthdv.org" in refused("officehome", domains / "elsewhere", target="Art")
-        assert "cannot be read (No such file" in refused("domain_folders", domains / "elsewhere", target="art")
+        assert "cannot be read (No such file" in refused("domains", domains / "elsewhere", target="art")
         (domains / "PACS" / "photo" / "cat" / "0.jpg").write_bytes(b"no image")
         assert "photo/cat/0.jpg cannot be read" in refused("pacs", domains, target="photo", size=16)
 
@@ -275,9 +289,7 @@ class TestRows:
         assert threading.active_count() == before
 
 
-if REAL and (Path(REAL) / "PACS").is_dir():
-
-    def test_real_domains(tmp_path: Path, cache: Path) -> None:
-        data = datasets.build("pacs", {"root": REAL, "target": "sketch", "size": 64})
-        assert data.classes == 7 and data.client is not None and data.client.max() == 2
-        assert len(data.x_train) == 3 * len(data.x_test)
+def test_real_domains(cache: Path) -> None:
+    data = datasets.build("domains", {"root": str(real("pacs_small")), "target": "sketch", "size": 64})
+    assert data.classes == 7 and data.client is not None and data.client.max() == 2
+    assert len(data.x_train) == 3 * len(data.x_test) == 3 * 7 * 12

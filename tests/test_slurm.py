@@ -21,12 +21,13 @@ from fl_dist.main import main
 from launch import submit, sweep
 from tests.cluster.runs import ROOT, ranks, rows, sha, wait_for, write_config
 from tests.guide import install, variables, write_files
+from tests.record import entries, of, records
 from tests.snippets import snippets
 
 CLUSTER = ROOT / "tests" / "cluster"
-PATIENCE = 240.0
+PATIENCE = 360.0
 """Seconds within which a job must end, waiting in the queue included."""
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -161,9 +162,10 @@ def submitted_from(desk: Path, env: dict[str, str]) -> Job:
 
 
 def write_wrapper(folder: Path) -> Path:
-    """A Python that shows which GPUs it sees."""
+    """A Python that shows which GPUs and how many CPUs it has."""
     file = folder / "python.sh"
-    file.write_text(f'echo "GPUs ${{CUDA_VISIBLE_DEVICES-none}}" >&2\nexec {sys.executable} "$@"\n')
+    shown = "GPUs ${CUDA_VISIBLE_DEVICES-none}, ${SLURM_CPUS_PER_TASK-no} CPUs"
+    file.write_text(f'echo "{shown}" >&2\nexec {sys.executable} "$@"\n')
     return file
 
 
@@ -263,9 +265,10 @@ def test_a_disturbed_run_ends_with_the_model_of_an_undisturbed_one(name, jobs):
 
 @pytest.mark.parametrize("name", ["usr2", "requeue"])
 def test_a_requeued_run_stays_one_wandb_run(name, jobs):
-    records = list((jobs[name].result().run / "wandb").glob("offline-run-*"))
-    assert len(records) == 2
-    assert len({record.name.split("-")[-1] for record in records}) == 1
+    run = jobs[name].result().run
+    found = records(run)  # an attempt that ended before W&B had started has none
+    assert {record.name.split("-")[-1] for record in found} == {(run / "wandb" / "id").read_text()}
+    assert len(of("history", entries(found[-1]))) == rows(run)
 
 
 def test_the_script_for_fedgmt_runs_on_two_nodes(jobs):
@@ -282,6 +285,11 @@ def test_a_cancelled_job_is_saved_and_does_not_come_back(jobs):
     assert "goes back to the queue" not in job.log.read_text()
     assert "Traceback" not in job.log.read_text(), job.shown()
     assert any((job.run / "checkpoint").iterdir())
+    assert "Traceback" not in (job.run / "logs" / "wandb.log").read_text(), job.shown()
+    assert "W&B" not in job.log.read_text(), job.shown()
+    found = entries(records(job.run)[-1])
+    assert len(of("history", found)) == rows(job.run)
+    assert found[-1]["type"] == "exit"
 
 
 def test_a_bad_config_fails_with_one_line_in_the_log(jobs):
@@ -315,7 +323,7 @@ def test_a_script_finds_its_way_from_any_folder_with_any_python(jobs, two_rounds
 def test_one_launcher_gets_the_gpus_of_all_tasks(jobs, two_rounds):
     job = jobs["tasks"].result()
     assert job.state == "COMPLETED", job.shown()
-    assert "GPUs 0,1\n" in job.log.read_text(), job.shown()
+    assert "GPUs 0,1, 2 CPUs\n" in job.log.read_text(), job.shown()
     assert sha(job.run) == two_rounds
 
 

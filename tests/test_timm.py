@@ -1,6 +1,7 @@
 """Networks of timm: published sizes, a formula written out, adapters, files of weights, the same bits on any layout."""
 
 import math
+import shlex
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from fl_dist.main import main
 from fl_dist.models import MadeFor, build_model, load_init
-from tests.jobs import QUIET, model_hash, results, run_ranks
+from tests.jobs import QUIET, ROOT, model_hash, results, run_ranks
 from tests.test_models import CIFAR, build, message, size
 from tests.timm_here import small_swin, timm
 
@@ -136,6 +137,20 @@ def test_a_file_with_another_head_gives_all_but_the_head(lora: int, tmp_path: Pa
     taken = {name for name in fresh if name in other and not name.startswith("head.")}
     assert len(taken) == len(other) - 2
     assert all(loaded[name].equal(other[name] if name in taken else fresh[name]) for name in fresh)
+
+
+def test_the_documented_command_writes_such_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the document has it, but for the weights, which it would download."""
+    text = (ROOT / "docs" / "papers.md").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith('python -c "import sys, timm')]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["-c", TINY])
+    Path("data/weights").mkdir(parents=True)
+    exec(shlex.split(line)[2].replace("pretrained=True", "pretrained=False"), {})
+    section = {"name": "timm", "model": TINY, "pretrained": f"data/weights/{TINY}.safetensors"}
+    loaded = build_model(section, MadeFor((3, 160, 160), 200), torch.float32).state_dict()
+    file = load_file(section["pretrained"])
+    assert {name for name in loaded if not loaded[name].equal(file[name])} == {"head.weight", "head.bias"}
 
 
 @pytest.fixture(scope="module")

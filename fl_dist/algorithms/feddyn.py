@@ -25,7 +25,7 @@ class Dual(Part):
 
     server = ("h",)
     client = ("h_i",)
-    uploads: ClassVar = {"h": Upload("uniform", message=False)}
+    uploads: ClassVar = {"h": Upload("uniform", message=False, is_update=True)}
     after = ("server optimiser",)
     reports: ClassVar = {"dual_norm": "norm of the server's mean dual variable h"}
 

@@ -10,7 +10,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fl_dist.common.words import message, nearest
 
@@ -50,9 +50,12 @@ def imported(name: str) -> Callable[..., Any]:
         hint = f"; write {where.removesuffix('.py')}:{what}" if where.endswith(".py") and what else ""
         raise BadImport(f"{name!r} is not of the form module:name{hint}")
     _forget_outdated()
+    before = set(sys.modules)
     module = _module(where)
     used = {other.__name__: file for file, other in _sources(module).items() if _is_own(file)}
-    _known.update({other: _digest(file) for other, file in used.items() if other != "__main__"})
+    for other, file in used.items():
+        if other not in _known and other != "__main__":
+            _known[other] = _Known(_digest(file), other in before)
     if not hasattr(module, what):
         here = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         raise BadImport(f"{_file(module) or where} has no {what!r}; {nearest(what, here)}")
@@ -75,28 +78,35 @@ def _module(name: str) -> types.ModuleType:
         raise BadImport(f"importing {name} failed: {told(e)}") from e
 
 
-_known: dict[str, str] = {}
-"""Modules of the user's that were imported for a name, and what their files held."""
+class _Known(NamedTuple):
+    digest: str
+    by_others: bool
+    """Somebody else had imported it, and may hold what is in it."""
+
+
+_known: dict[str, _Known] = {}
+"""Modules of the user's that stand behind a name, and what their files held."""
 
 
 def _forget_outdated() -> None:
     """A process may run several configurations: what lies elsewhere now, or was edited, is imported anew."""
     importlib.invalidate_caches()
-    if all(_is_current(name, digest) for name, digest in _known.items()):
+    outdated = {name for name, known in _known.items() if not _is_current(name, known)}
+    if not outdated:
         return
-    for name in _known:
+    for name in [name for name, known in _known.items() if name in outdated or not known.by_others]:
         sys.modules.pop(name, None)
-    _known.clear()
+        del _known[name]
 
 
-def _is_current(name: str, digest: str) -> bool:
+def _is_current(name: str, known: _Known) -> bool:
     module = sys.modules.get(name)
     file = _file(module) if module is not None else None
-    if file is None or not file.is_file() or _digest(file) != digest:
+    if file is None or not file.is_file() or _digest(file) != known.digest:
         return False
     top = importlib.machinery.PathFinder.find_spec(name.partition(".")[0])
     if top is None:
-        return False
+        return known.by_others
     origin = Path(top.origin).resolve() if top.origin else None  # a folder without __init__.py has none
     return origin is None or origin == file or origin.parent in file.parents
 

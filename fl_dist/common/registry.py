@@ -45,10 +45,17 @@ class Registry(Generic[T]):
 
     def register(self, builder: F) -> F:
         """Decorator: make a function or class available under its own name, in lower case."""
-        name = builder.__name__.lower()
-        assert name not in self._builders, f"{self.kind} {name!r} is registered twice"
-        self._builders[name] = builder
-        return builder
+        return self.register_as(builder.__name__.lower())(builder)
+
+    def register_as(self, name: str) -> Callable[[F], F]:
+        """Decorator: make a function or class available under this name."""
+
+        def registered(builder: F) -> F:
+            assert name not in self._builders, f"{self.kind} {name!r} is registered twice"
+            self._builders[name] = builder
+            return builder
+
+        return registered
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._builders))

@@ -8,15 +8,59 @@ import codecs
 import contextlib
 import io
 import os
+import shutil
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
 from fl_dist.common.words import message
 
 INTERRUPTED = 128 + signal.SIGINT
 _PLAIN = {"·": "|", "±": "+-"}
+
+
+WIDE = 10_000
+"""Columns of what is no terminal: nothing there has to fit."""
+
+
+def width(stream: TextIO | None = None) -> int:
+    """Columns of the terminal that the stream (standard output) is."""
+    stream = sys.stdout if stream is None else stream
+    return shutil.get_terminal_size().columns if stream.isatty() else WIDE
+
+
+def fitted(fields: Sequence[str], columns: int, between: str = "   ") -> str:
+    """As many of the fields, from the first on, as fit into one line; the first always does."""
+    line = fields[0]
+    for field in fields[1:]:
+        if len(line) + len(between) + len(field) > columns:
+            break
+        line += between + field
+    return line
+
+
+def wrapped(pieces: Sequence[str], columns: int, between: str = " · ") -> list[str]:
+    """All of the pieces, on as many lines as it takes."""
+    lines = [pieces[0]]
+    for piece in pieces[1:]:
+        if len(lines[-1]) + len(between) + len(piece) <= columns:
+            lines[-1] += between + piece
+        else:
+            lines.append(f"  {piece}")
+    return lines
+
+
+def say_starting() -> None:
+    """To somebody who watches, before the imports that take seconds; once, whatever this process starts."""
+    asked = {"-h", "--help", "--version"} & set(sys.argv)
+    if os.environ.get("RANK", "0") == "0" and GREETED not in os.environ and not asked and sys.stderr.isatty():
+        print("starting ...", file=sys.stderr, flush=True)
+        os.environ[GREETED] = "1"
+
+
+GREETED = "FL_DIST_GREETED"
 
 
 def prepare() -> None:

@@ -12,11 +12,12 @@ from fl_dist.common.paths import expand
 from fl_dist.common.reading import DEEPEST, ConfigError, Unreadable, parse, read_yaml
 from fl_dist.common.registry import BadBuilder, Registry, UnknownName
 from fl_dist.common.words import nearest, shortened
-from fl_dist.config.schema import COMMON, LAYOUT, MOST, Config
+from fl_dist.config.schema import COMMON, LAYOUT, MOST, Config, Watch
 from fl_dist.core import Clash
 from fl_dist.data import datasets
 from fl_dist.data.augment import augmentations
 from fl_dist.data.partition import partitions
+from fl_dist.diagnostics import diagnostics
 from fl_dist.models import models
 from fl_dist.tasks import tasks
 
@@ -81,7 +82,8 @@ def validate(raw: dict[str, Any], where: dict[tuple[Any, ...], str] | None = Non
     except ValidationError as e:
         raise ConfigError(_explain(e.errors()[0], (), Config, where)) from None
     named = {section: _named(section, getattr(config, section), where) for section in NAMED}
-    config = config.model_copy(update=named)
+    watched = {label: _watched(label, given, where) for label, given in config.diagnostics.items()}
+    config = config.model_copy(update=named | {"diagnostics": watched})
     _cross_check(config)
     return config
 
@@ -138,11 +140,51 @@ def _apply(raw: dict[str, Any], override: str, where: dict[tuple[Any, ...], str]
 def _named(section: str, given: dict[str, Any], where: dict[tuple[Any, ...], str]) -> dict[str, Any]:
     """Validate `{name: ..., settings}` against the signature of the builder of that name."""
     registry, settings = NAMED[section], dict(given)
-    if section == "algorithm" and "parts" in settings:
-        return {"parts": _parts(settings, where)}
+    if section == "algorithm":
+        return _algorithm(settings, (section,), where)
     common = _common(section, settings, where)
     name = settings.pop("name", Config.model_fields[section].default["name"])
     return {"name": name, **common, **_validated(registry, name, settings, (section,), where, tuple(common))}
+
+
+def _watched(label: str, given: Any, where: dict[tuple[Any, ...], str]) -> dict[str, Any]:
+    """Validate a diagnostic `label: {name: ..., every: ..., settings}`."""
+    path, given = ("diagnostics", label), {} if given is None else given
+    if not isinstance(given, dict):
+        raise ConfigError(f"{_dotted(path)} must be a mapping such as {{every: 10}}, in {_source(path, where)}")
+    keys = Watch.model_fields
+    try:
+        watch = Watch.model_validate({k: given[k] for k in keys if k in given})
+    except ValidationError as e:
+        raise ConfigError(_explain(e.errors()[0], path, Watch, where)) from None
+    name, settings = watch.name or label, {k: v for k, v in given.items() if k not in keys}
+    checked = _validated(diagnostics, name, settings, path, where, ("every",))
+    for key in getattr(diagnostics[name], "algorithms", ()):
+        sections = (checked[key] or {}).items()
+        checked[key] = {inner: _method(given, (*path, key, inner), where) for inner, given in sections} or None
+    return {"name": name, "every": watch.every, **checked}
+
+
+def _method(given: Any, path: tuple[Any, ...], where: dict[tuple[Any, ...], str]) -> dict[str, Any]:
+    """Validate one of several algorithms of a diagnostic, and that its parts fit together."""
+    section = _algorithm({"name": given} if isinstance(given, str) else dict(given), path, where)
+    _build(section, path)
+    return section
+
+
+def _algorithm(settings: dict[str, Any], path: tuple[Any, ...], where: dict[tuple[Any, ...], str]) -> dict[str, Any]:
+    """Validate `{name: ..., settings}` or `{parts: [...]}`."""
+    if "parts" in settings:
+        return {"parts": _parts(settings, path, where)}
+    name = settings.pop("name", Config.model_fields["algorithm"].default["name"])
+    return {"name": name, **_validated(algorithms, name, settings, path, where)}
+
+
+def _build(section: dict[str, Any], path: tuple[Any, ...]) -> None:
+    try:
+        build(section)
+    except (Clash, BadBuilder) as e:
+        raise ConfigError(f"{_dotted(path)}: {e}") from None
 
 
 def _common(section: str, settings: dict[str, Any], where: dict[tuple[Any, ...], str]) -> dict[str, Any]:
@@ -156,21 +198,21 @@ def _common(section: str, settings: dict[str, Any], where: dict[tuple[Any, ...],
         raise ConfigError(_explain(e.errors()[0], (section,), COMMON[section], where)) from None
 
 
-def _parts(settings: dict[str, Any], where: dict[tuple[Any, ...], str]) -> list[dict[str, Any]]:
-    chain = settings.pop("parts")
+def _parts(settings: dict[str, Any], at: tuple[Any, ...], where: dict[tuple[Any, ...], str]) -> list[dict[str, Any]]:
+    chain, own = settings.pop("parts"), _dotted(at)
     if settings:
-        raise ConfigError(f"algorithm: give either a name or parts, not {sorted(settings)} beside parts")
+        raise ConfigError(f"{own}: give either a name or parts, not {sorted(settings)} beside parts")
     if not isinstance(chain, list):
-        raise ConfigError("algorithm.parts must be a list such as [{sam: {rho: 0.05}}, {scaffold: {}}]")
+        raise ConfigError(f"{own}.parts must be a list such as [{{sam: {{rho: 0.05}}}}, {{scaffold: {{}}}}]")
     checked = []
     for k, part in enumerate(chain):
         part = {part: {}} if isinstance(part, str) else part
         if not isinstance(part, dict) or len(part) != 1:
-            raise ConfigError(f"algorithm.parts.{k} must be one part with its settings, such as {{sam: {{rho: 0.05}}}}")
-        (name, given), path = next(iter(part.items())), ("algorithm", "parts", k)
+            raise ConfigError(f"{own}.parts.{k} must be one part with its settings, such as {{sam: {{rho: 0.05}}}}")
+        (name, given), path = next(iter(part.items())), (*at, "parts", k)
         if name in algorithms and name not in parts:
             chain_of = build({"name": name}).describe()
-            raise ConfigError(f"algorithm.parts.{k}: {name} is an algorithm, not a part; its parts are {chain_of}")
+            raise ConfigError(f"{own}.parts.{k}: {name} is an algorithm, not a part; its parts are {chain_of}")
         checked.append({name: _validated(parts, name, given or {}, (*path, name), where)})
     return checked
 
@@ -203,14 +245,21 @@ def _cross_check(config: Config) -> None:
         raise ConfigError(f"clients.per_round is {c.per_round}, more than the {c.total} of clients.total")
     if config.local.batch_size != "full" and not 1 <= config.local.batch_size <= MOST:
         raise ConfigError(f"local.batch_size must be full, or from 1 to {MOST:,}, not {config.local.batch_size}")
-    try:
-        build(config.algorithm)
-    except (Clash, BadBuilder) as e:
-        raise ConfigError(f"algorithm: {e}") from None
+    _build(config.algorithm, ("algorithm",))
+    _check_watched(config)
     given = schedule(config)
     fewest = c.per_round if given is None else min(map(len, given))
     if c.min_survivors > fewest:
         raise ConfigError(f"clients.min_survivors is {c.min_survivors}, but a round may have only {fewest} clients")
+
+
+def _check_watched(config: Config) -> None:
+    """That the clients which diagnostics name are there."""
+    for label, given in config.diagnostics.items():
+        for key in getattr(diagnostics[given["name"]], "clients", ()):
+            if given[key] is not None and given[key] >= config.clients.total:
+                known = f"there are clients 0 to {config.clients.total - 1}"
+                raise ConfigError(f"diagnostics.{label}.{key} is {given[key]}; {known}")
 
 
 def schedule(config: Config) -> list[list[int]] | None:

@@ -51,9 +51,10 @@ class Local(Strict):
     momentum: Annotated[float, key("heavy-ball momentum, new in each round", ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, key("weight decay", ge=0)] = 1.0e-5
     clip: Annotated[float | None, key("largest L2 norm of a step's direction", gt=0)] = None
-    precision: Annotated[Literal["float64", "float32", "bf16"], key("arithmetic; bf16: autocast, weights float32")] = (
-        "float32"
-    )
+    precision: Annotated[
+        Literal["float64", "float32", "tf32", "bf16"],
+        key("arithmetic; tf32: float32, with faster, coarser products (GPUs only); bf16: autocast, weights float32"),
+    ] = "float32"
 
 
 class Server(Strict):
@@ -65,9 +66,9 @@ class Communication(Strict):
     reduce: Annotated[
         Literal["exact", "float32"], key("exact: integer sums, the same bits on any number of workers")
     ] = "exact"
-    timeout: Annotated[float, key("seconds without an answer after which a rank counts as lost", gt=0, le=LONGEST)] = (
-        1800.0
-    )
+    timeout: Annotated[
+        float, key("seconds without progress (a step, a test batch) after which a rank is stuck", gt=0, le=LONGEST)
+    ] = 300.0
     meeting: Annotated[float, key("seconds that the first rank to start waits for the last", gt=0, le=LONGEST)] = 600.0
 
 
@@ -97,6 +98,10 @@ class Checkpoint(Strict):
 class Evaluate(Strict):
     every: Annotated[int, key("rounds between evaluations on the test set; the last round always counts", ge=1)] = 1
     batch_size: Annotated[int, key("test rows of a batch", ge=1, le=MOST)] = 200
+    where: Annotated[
+        Literal["auto", "server", "workers"],
+        key("by rank 0 beside the next round, by all ranks before it, or whichever measured times favour"),
+    ] = "auto"
     last: Annotated[int, key("rounds over which the final accuracy is averaged", ge=1)] = 50
 
 
@@ -106,7 +111,9 @@ class Wandb(Strict):
     ] = "auto"
     project: Annotated[str, key("W&B project")] = "fl_dist"
     entity: Annotated[str | None, key("W&B team or user")] = None
-    group: Annotated[str | None, key("W&B group, e.g. of a sweep")] = None
+    group: Annotated[str | None, key("W&B group (default of a sweep's runs: its name)")] = None
+    job_type: Annotated[str | None, key("W&B job type (default of a sweep's runs: their row)")] = None
+    tags: Annotated[list[str], key("W&B tags")] = []
 
 
 class Monitor(Strict):
@@ -124,6 +131,13 @@ class Weights(Strict):
         list[str] | None,
         key("names of the parameters to train, with * for any text; the others stay as they are and are never sent"),
     ] = None
+
+
+class Watch(Strict):
+    """Keys of a diagnostic beside its settings."""
+
+    name: Annotated[str | None, key("what is measured (default: as the label says)")] = None
+    every: Annotated[int, key("rounds between measurements", ge=1)] = 10
 
 
 COMMON: dict[str, type[Strict]] = {"model": Weights}
@@ -150,7 +164,7 @@ class Config(Strict):
     checkpoint: Checkpoint = Checkpoint()
     evaluate: Evaluate = Evaluate()
     monitor: Monitor = Monitor()
-    diagnostics: Annotated[dict[str, Any], key("none so far: must be empty", max_length=0)] = {}
+    diagnostics: Annotated[dict[str, Any], key("what is measured of the model on the way, by label")] = {}
 
     def lr(self, index: int) -> float:
         return self.local.lr * self.local.lr_decay**index
@@ -158,4 +172,5 @@ class Config(Strict):
 
 # What may differ between a run and its resumption without changing a result.
 _PLACE = tuple(f"topology.{key}" for key in ("server", "device", "state_memory", "data_memory", "oversubscribe"))
-LAYOUT = ("run", "data.root", "comm.timeout", "comm.meeting", "checkpoint", "monitor", *_PLACE)
+_SPEED = ("comm.timeout", "comm.meeting", "evaluate.where")
+LAYOUT = ("run", "data.root", *_SPEED, "checkpoint", "monitor", "diagnostics", *_PLACE)

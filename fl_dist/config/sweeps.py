@@ -38,6 +38,20 @@ OWN = ("name", "dir", "like")
 """Keys that a sweep does not take over from the one it is like."""
 
 
+class Also(Strict):
+    """A number of the rows of metrics.jsonl that a table shows besides."""
+
+    key: Annotated[str, Field(min_length=1, description="where it is in a row, such as diagnostics.lpf.lpf")]
+    over: Annotated[
+        Literal["last", "mean"], Field(description="of the rounds that have it: the last, or their mean")
+    ] = "last"
+    percent: bool = False
+    best: Literal["min", "max"] = "min"
+    columns: Annotated[list[str] | None, Field(description="that show it (default: those in which a run has it)")] = (
+        None
+    )
+
+
 class Table(Strict):
     """How the runs are shown as a table."""
 
@@ -49,6 +63,12 @@ class Table(Strict):
         list[float] | dict[str, list[float]],
         Field(description="values of the metric whose first round is shown; a mapping: by column"),
     ] = []
+    spread: Annotated[
+        Literal["seeds", "rounds"] | None,
+        Field(description="what ± is over (default: seeds or, of one run, the rounds of its mean)"),
+    ] = None
+    published_spread: Annotated[str | None, Field(description="what it is in the published numbers")] = None
+    also: Annotated[dict[str, Also], Field(description="by name, further numbers of the rows of metrics.jsonl")] = {}
 
     def targets_of(self, column: str) -> list[float]:
         return self.targets.get(column, []) if isinstance(self.targets, dict) else self.targets
@@ -106,16 +126,25 @@ def read(path: str, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> 
     folder = expand(sweep.dir or f"runs/{name}")
     folder = folder.with_name(default_name(f"{folder.name}.yaml", given))
     base = [] if sweep.base is None else [sweep.base]
-    common = {"monitor.wandb.group": name} | sweep.set
     found = list(_changes(sweep, path))
     double = [run for run, count in Counter(run for run, _, _ in found).items() if count > 1]
     if double:
         raise ConfigError(f"{path}: several runs are named {min(double)}; give the values labels")
-    chosen = [(run, at, _after(common, change)) for run, at, change in found if is_meant(run, at.values(), only)]
+    chosen = [
+        (run, at, _after(_on_wandb(name, at) | sweep.set, change))
+        for run, at, change in found
+        if is_meant(run, at.values(), only)
+    ]
     if not chosen:
         known = [run for run, _, _ in found] + [label for _, at, _ in found for label in at.values()]
         raise ConfigError(f"{path}: no run is {' or '.join(map(repr, only))}; {nearest(only[0], set(known))}")
     return sweep, [_cell(run, at, folder, base, change, given) for run, at, change in chosen]
+
+
+def _on_wandb(name: str, at: dict[str, str]) -> Change:
+    """A sweep is a group, and what its first axis says the type of the job."""
+    kind = next((label for axis, label in at.items() if axis != "seed"), None)
+    return {"monitor.wandb.group": name} | ({} if kind is None else {"monitor.wandb.job_type": kind})
 
 
 def axes(sweep: Sweep) -> list[str]:

@@ -12,8 +12,9 @@ from pydantic_core import PydanticUndefined
 from fl_dist.common.registry import Registry
 from fl_dist.config.arguments import divide, look_around
 from fl_dist.config.loading import NAMED, merged
-from fl_dist.config.schema import COMMON, Config
+from fl_dist.config.schema import COMMON, Config, Watch
 from fl_dist.core import parts
+from fl_dist.diagnostics import diagnostics
 
 
 def help_lines(words: Sequence[str] = ()) -> Iterator[str]:
@@ -40,12 +41,16 @@ def _named(words: Sequence[str]) -> list[tuple[str, Registry[Any], str]]:
 
 
 def _builder(section: str, registry: Registry[Any], name: str) -> Iterator[str]:
-    described = (registry[name].__doc__ or "").strip().split("\n")[0]  # its own, not that of a parent
+    described = _described(registry[name])
     yield f"{section}.name={name}   {described}".rstrip() if section else f"part {name}   {described}".rstrip()
     prefix = f"{section}." if section else ""
     yield from _section(registry.schema(name), prefix, indent="  ")
     if section in COMMON:
         yield from _section(COMMON[section], prefix, indent="  ")
+
+
+def _described(builder: Any) -> str:
+    return (builder.__doc__ or "").strip().split("\n")[0]  # its own, not that of a parent
 
 
 def _everything() -> Iterator[str]:
@@ -58,6 +63,11 @@ def _everything() -> Iterator[str]:
             yield f"{section}, whatever its name"
             yield from _section(COMMON[section], f"{section}.", indent="  ")
         yield f"{section}.name=<module>:<name>   your own; --help {section}=<module>:<name> shows its settings"
+    yield "diagnostics.<label>, measured on the way; <label> is one of these, or any word with name="
+    yield from _section(Watch, "diagnostics.<label>.", indent="  ")
+    for name in diagnostics:
+        yield f"diagnostics.{name}   {_described(diagnostics[name])}"
+        yield from _section(diagnostics.schema(name), f"diagnostics.{name}.", indent="  ")
     yield "algorithm.parts=[{<part>: {<settings>}}, ...], innermost first, of:"
     for name in parts:
         yield f"  {name}"

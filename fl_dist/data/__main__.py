@@ -25,8 +25,8 @@ from fl_dist.data import Dataset, datasets, shared
 from fl_dist.data.fetch import fetch, known
 from fl_dist.data.folders import domains_below
 from fl_dist.data.sources import SOURCES
+from fl_dist.drawing.clients import draw
 from fl_dist.engine.world import build_data
-from fl_dist.results.clients import draw
 from fl_dist.runs import clients_of
 
 

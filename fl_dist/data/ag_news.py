@@ -18,7 +18,7 @@ from fl_dist.common.paths import expand
 from fl_dist.common.words import message
 from fl_dist.data import shared
 from fl_dist.data.dataset import Dataset, datasets, of_arrays
-from fl_dist.data.sources import absent, again
+from fl_dist.data.sources import COMMAND, SOURCES, absent, again
 
 CLASSES = 4
 PADDING = 0
@@ -39,7 +39,7 @@ def ag_news(
     files = {"train": folder / train, "test": folder / "test.csv"}
     for file in files.values():
         if not file.is_file():
-            raise ValueError(absent("ag_news", given, f"ag_news_csv/{file.name}"))
+            raise ValueError(_missing(given, file.name))
 
     def make(new: shared.Allocate) -> None:
         read = {part: _read(file) for part, file in files.items()}
@@ -59,12 +59,24 @@ def tokens(text: str) -> list[str]:
     return APART.sub(lambda found: f" {found[0]} ", text).split()
 
 
+def _missing(root: Path, name: str) -> str:
+    if _is_published(name):
+        return absent("ag_news", root, f"ag_news_csv/{name}")
+    get = f"{COMMAND} ag_news --root {root}"
+    return f"no ag_news_csv/{name} in {root}: put it there, or set data.train to the published train.csv ({get})"
+
+
+def _is_published(name: str) -> bool:
+    return name in {file.name for file in SOURCES["ag_news"].files}
+
+
 def _read(file: Path) -> list[tuple[int, list[str]]]:
     try:
         with open(file, encoding="utf-8", newline="") as lines:
             rows = [(_label(file, row), tokens(" ".join(row[1:]))) for row in csv.reader(lines)]
     except (OSError, UnicodeDecodeError, csv.Error) as e:
-        raise ValueError(f"AG News: {file} cannot be read ({message(e)}); {again('ag_news')}") from None
+        remedy = f"; {again('ag_news')}" if _is_published(file.name) else ""
+        raise ValueError(f"AG News: {file} cannot be read ({message(e)}){remedy}") from None
     if not rows:
         raise ValueError(f"AG News: {file} has no rows")
     return rows

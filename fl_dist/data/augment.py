@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_dist.common.registry import Registry
+from fl_dist.data.dataset import moved
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -41,7 +42,7 @@ def crop_flip(
         if share < 1:
             whole = torch.rand(len(x), generator=generator) >= share
             top, left = (torch.where(whole, padding, offset) for offset in (top, left))
-        return _window(x, padding, *torch.stack((top, left, mirror)).to(x.device, non_blocking=True))
+        return _window(x, padding, *moved(torch.stack((top, left, mirror)), x.device))
 
     return augment
 

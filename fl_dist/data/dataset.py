@@ -104,22 +104,28 @@ def normalise(x: Tensor, dataset: Dataset, dtype: torch.dtype) -> Tensor:
     """Raw rows as model input: uint8 over 255, then minus the mean, over the standard deviation; ids as int64."""
     if not is_real(x):
         return x.long()
-    work = torch.float64 if dtype == torch.float64 else torch.float32
-    unit = 255.0 if x.dtype == torch.uint8 else 1.0
-    shift = tuple(unit * m for m in dataset.mean) or (0.0,)
-    scale = tuple(unit * s for s in dataset.std) or (unit,)
     # Convolutions are faster on images whose channels lie next to each other.
     order = torch.channels_last if x.dim() == 4 else torch.contiguous_format
-    if shift == (0.0,) and scale == (1.0,):
+    unit = 255.0 if x.dtype == torch.uint8 else 1.0
+    if unit == 1.0 and not dataset.mean and not dataset.std:
         return x.to(dtype, memory_format=order)
-    columns = (-1,) + (1,) * (x.dim() - 2)
-    minus, over = _constant(shift, work, x.device), _constant(scale, work, x.device)
-    return x.to(work, memory_format=order).sub(minus.view(columns)).div_(over.view(columns)).to(dtype)
+    work = torch.float64 if dtype == torch.float64 else torch.float32
+    own = x.to(work, memory_format=order, copy=True)
+    if dataset.mean:
+        own.sub_(_constant(dataset.mean, unit, x.dim(), work, x.device))
+    return own.div_(_constant(dataset.std or (1.0,), unit, x.dim(), work, x.device)).to(dtype)
 
 
 # Tensors on the device, because CUDA divides by a Python number with other bits than the CPU does;
 # kept, because creating one waits for the device.
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
-def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=dtype, device=device)
+def _constant(values: tuple[float, ...], unit: float, dims: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A value a channel, in units of the rows'."""
+    column = (-1,) + (1,) * (dims - 2)
+    return torch.tensor([unit * value for value in values], dtype=dtype, device=device).view(column)
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """On the device; through pinned memory to a GPU, for which the host does not wait."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

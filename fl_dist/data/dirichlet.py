@@ -3,6 +3,7 @@
 Each takes the shuffled rows of every class (pools) and returns the rows of every client.
 """
 
+import itertools
 from bisect import bisect
 from collections.abc import Iterator
 
@@ -11,8 +12,11 @@ import numpy as np
 Parts = list[np.ndarray]
 
 DRAWS = 1000
+LEAST = 1e-12  # an alpha so small that one entry outweighs all others: the limit alpha = 0
 GROUP = 10  # clients that share one draw in the grouped variant
 GROUP_DRAWS, BATCH = 100_000, 100  # 4 classes and alpha 0.1, a setting of FedGMT, take some thousand draws
+LOOKS = (0, 4, 20, BATCH)  # of a batch of draws, usually one of the first is good
+BLOCK = 4096  # clients at a time, so that a hundred thousand take a second
 
 
 def pools(labels: np.ndarray, rng: np.random.Generator) -> Parts:
@@ -33,15 +37,51 @@ def balanced(pools: Parts, clients: int, alpha: float, rng: np.random.Generator)
     rounded, not drawn row by row, and which are drawn anew over the other classes for what a used-up class lacks.
     """
     left = np.array([len(pool) for pool in pools])
-    sizes = [len(part) for part in np.array_split(np.arange(left.sum()), clients)]
-    counts = np.zeros((clients, len(pools)), int)
-    for size, row in zip(sizes, counts, strict=True):
-        while missing := size - row.sum():
-            shares = _proportions(_log_gammas(rng, alpha, (1, len(pools))), left > 0)
-            taken = np.minimum(_cut(np.array([missing]), shares)[0], left)
-            row += taken
-            left -= taken
+    sizes = np.diff(even_bounds(left.sum(), clients))
+    counts, draws = np.zeros((clients, len(pools)), int), _Draws(rng, alpha, len(pools))
+    done = 0
+    while done < clients:
+        # As long as no class is used up, clients do not depend on each other.
+        block = _cut(sizes[done : done + BLOCK], _proportions(draws.ahead(min(BLOCK, clients - done)), left > 0))
+        untouched = ((block.cumsum(0) < left) | (left == 0)).all(1)
+        free = len(block) if untouched.all() else int(untouched.argmin())
+        counts[done : done + free] = block[:free]
+        left -= block[:free].sum(0)
+        draws.use(free)
+        done += free
+        if free < len(block):
+            counts[done] = _one_by_one(sizes[done], left, draws)
+            done += 1
     return _deal(pools, counts)
+
+
+class _Draws:
+    """An endless row of logarithms of Gamma variates, drawn one vector at a time, looked at in blocks."""
+
+    def __init__(self, rng: np.random.Generator, alpha: float, classes: int) -> None:
+        self._rng, self._alpha, self._classes = rng, alpha, classes
+        self._ready = np.empty((0, classes))
+
+    def ahead(self, count: int) -> np.ndarray:
+        if (missing := count - len(self._ready)) > 0:
+            new = [_gammas(self._rng, self._alpha, (self._classes,)) for _ in range(missing)]
+            gammas, uniform = (np.array(column) for column in zip(*new, strict=True))
+            self._ready = np.concatenate([self._ready, _logs(gammas, uniform, self._alpha)])
+        return self._ready[:count]
+
+    def use(self, count: int) -> None:
+        self._ready = self._ready[count:]
+
+
+def _one_by_one(size: int, left: np.ndarray, draws: _Draws) -> np.ndarray:
+    """The rows of each class for a client that may use one up; they are taken from `left`."""
+    row = np.zeros(len(left), int)
+    while missing := size - row.sum():
+        taken = np.minimum(_cut(np.array([missing]), _proportions(draws.ahead(1), left > 0))[0], left)
+        draws.use(1)
+        row += taken
+        left -= taken
+    return row
 
 
 def unbalanced(pools: Parts, clients: int, alpha: float, rng: np.random.Generator, min_size: int) -> Parts:
@@ -103,17 +143,19 @@ def grouped(pools: Parts, clients: int, alpha: float, rng: np.random.Generator) 
         classes = [rows[share[label[share] == index]] for index in range(len(pools))]
         parts += _deal(classes, _group_counts([len(c) for c in classes], len(group), alpha, rng))
     # Equal parts again: neighbouring clients exchange rows at their borders.
-    return np.array_split(np.concatenate(parts), clients)
+    return cut(np.concatenate(parts), even_bounds(len(rows), clients))
 
 
 def _group_counts(sizes: list[int], clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
     """Rows of [client, class] within a group: the first draw that gives each client half of the mean."""
     mean = sum(sizes) / clients
     for _ in range(GROUP_DRAWS // BATCH):
-        counts = _group_draws(sizes, mean, _log_gammas(rng, alpha, (BATCH, len(sizes), clients)))
-        good = np.flatnonzero(counts.sum(1).min(1) >= mean / 2)
-        if len(good):
-            return counts[good[0]].T
+        gammas, uniform = _gammas(rng, alpha, (BATCH, len(sizes), clients))
+        for start, end in itertools.pairwise(LOOKS):
+            counts = _group_draws(sizes, mean, _logs(gammas[start:end], uniform[start:end], alpha))
+            good = np.flatnonzero(counts.sum(1).min(1) >= mean / 2)
+            if len(good):
+                return counts[good[0]].T
     raise ValueError(
         f"partition grouped: in {GROUP_DRAWS} draws some client always had less than half of the mean size;"
         " raise partition.alpha or choose variant balanced"
@@ -132,8 +174,16 @@ def _group_draws(sizes: list[int], mean: float, logs: np.ndarray) -> np.ndarray:
 
 def _log_gammas(rng: np.random.Generator, alpha: float, shape: tuple[int, ...]) -> np.ndarray:
     """Logarithms of Gamma(alpha) variates: as logarithms they do not underflow, however small alpha is."""
-    alpha = max(alpha, 1e-12)  # so small that one entry outweighs all others: the limit alpha = 0
-    return np.log(rng.standard_gamma(alpha + 1, shape)) + np.log1p(-rng.random(shape)) / alpha
+    return _logs(*_gammas(rng, alpha, shape), alpha)
+
+
+def _gammas(rng: np.random.Generator, alpha: float, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """What such logarithms are made of: Gamma(alpha + 1) and uniform variates."""
+    return rng.standard_gamma(max(alpha, LEAST) + 1, shape), rng.random(shape)
+
+
+def _logs(gammas: np.ndarray, uniform: np.ndarray, alpha: float) -> np.ndarray:
+    return np.log(gammas) + np.log1p(-uniform) / max(alpha, LEAST)
 
 
 def _proportions(logs: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
@@ -151,9 +201,22 @@ def _cut(sizes: np.ndarray, proportions: np.ndarray) -> np.ndarray:
 
 
 def _deal(pools: Parts, counts: np.ndarray) -> Parts:
-    """The rows of each client, from the front of each pool, by counts[client, class]."""
-    hands = [np.split(pool, np.cumsum(n)[:-1]) for pool, n in zip(pools, counts.T, strict=True)]
-    return [np.concatenate(hand) for hand in zip(*hands, strict=True)]
+    """The rows of each client, from the front of each pool, by counts[client, class], which use the pools up."""
+    owners = np.concatenate([np.repeat(np.arange(len(counts)), n) for n in counts.T])
+    rows = np.concatenate(pools)[np.argsort(owners, kind="stable")]
+    return cut(rows, np.concatenate([[0], counts.sum(1).cumsum()]))
+
+
+def even_bounds(rows: int, parts: int) -> np.ndarray:
+    """Where np.array_split cuts so many rows."""
+    each, more = divmod(rows, parts)
+    ends = np.arange(parts + 1)
+    return ends * each + np.minimum(ends, more)
+
+
+def cut(rows: np.ndarray, bounds: np.ndarray) -> Parts:
+    """Pieces between the bounds: np.split, but quick for many."""
+    return [rows[start:end] for start, end in itertools.pairwise(bounds.tolist())]
 
 
 def _repeat(pool: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

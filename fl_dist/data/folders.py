@@ -68,9 +68,10 @@ def domainnet(*, root: Root, target: Target, size: Size = 224) -> Dataset:
 
 
 @datasets.register
-def domain_folders(*, root: Root, target: Target, size: Size = 224) -> Dataset:
+@datasets.register_as("domain_folders")  # its first name, which runs may still have
+def domains(*, root: Root, target: Target, size: Size = 224) -> Dataset:
     """Domains of your own: root/<domain>/<class>/*.jpg or .png."""
-    return _domains("domain_folders", expand(root), target, size)
+    return _domains("domains", expand(root), target, size)
 
 
 def _published(name: str, root: str, target: str, size: int) -> Dataset:
@@ -163,6 +164,6 @@ def _require(sources: Sequence[Path], name: str, root: Path) -> None:
 
 def _lines(file: Path, name: str) -> list[str]:
     try:
-        return file.read_text(encoding="utf-8").split("\n")[:-1]
+        return file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as e:
         raise ValueError(f"{file} cannot be read ({message(e)}); {again(name)}") from None

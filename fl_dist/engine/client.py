@@ -5,11 +5,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.sgd import sgd
+from torch.utils.hooks import RemovableHandle
 
 from fl_dist.common.contract import Mistake, what
 from fl_dist.common.randomness import seed_global, torch_generator, torch_seed
@@ -19,12 +20,17 @@ from fl_dist.core import Algorithm, Batch, Round, Seen, Vars
 from fl_dist.data import Dataset, normalise
 from fl_dist.engine.flat import Flat
 from fl_dist.engine.rows import Rows
+from fl_dist.engine.tape import Tape
 from fl_dist.engine.uplink import REMEDY
+from fl_dist.machine.devices import derivable
 from fl_dist.tasks import Task
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bf16": torch.float32}
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "tf32": torch.float32, "bf16": torch.float32}
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+DIVERGED = f"training diverged, its loss is not finite; {REMEDY}"
 
 
 class ClientFailure(RuntimeError):
@@ -48,9 +54,10 @@ class Samples:
         self.dtype = DTYPES[local.precision]
         self.data = Rows(dataset.x_train, dataset.y_train, device, self.dtype, most)
         self.rows = [torch.from_numpy(np.ascontiguousarray(r, dtype=np.int64)) for r in rows]
+        self._counts = list(map(len, rows))
 
     def count(self, client: int) -> int:
-        return len(self.rows[client])
+        return self._counts[client]
 
     def batch_size(self, client: int) -> int:
         size = self.local.batch_size
@@ -62,16 +69,18 @@ class Samples:
 
     def batches(self, client: int, seed: int, index: int) -> Iterator[Batch]:
         """All batches of the client's round: shuffled anew each epoch, augmented, normalised."""
-        order = torch_generator(seed, "batches", index, client)
         noise = torch_generator(seed, "augment", index, client)
-        for x, y in self.data.taken(itertools.islice(self._pieces(client, order), self.local.steps)):
+        for x, y in self.data.taken(itertools.islice(self._pieces(client, seed, index), self.local.steps)):
             yield self.task.batch(normalise(self._augmented(x, noise), self.dataset, self.dtype), y)
 
-    def _pieces(self, client: int, order: torch.Generator) -> Iterator[Tensor]:
+    def _pieces(self, client: int, seed: int, index: int) -> Iterator[Tensor]:
         rows, size = self.rows[client], self.batch_size(client)
+        if size == len(rows):
+            yield from itertools.repeat(rows, self.local.epochs)
+            return
+        order = torch_generator(seed, "batches", index, client)
         for _ in range(self.local.epochs):
-            shuffled = rows if size == len(rows) else rows[torch.randperm(len(rows), generator=order)]
-            yield from shuffled.split(size)
+            yield from rows[torch.randperm(len(rows), generator=order)].split(size)
 
     def _augmented(self, x: Tensor, noise: torch.Generator) -> Tensor:
         augmented = self.augment(x, noise)
@@ -95,8 +104,8 @@ class Trained:
     vectors: int
     """Model-sized vectors among what is sent: the messages a real client would send."""
     state: Vars
-    loss: float
-    seconds: float
+    loss: Tensor
+    """The mean of the steps', which nobody has looked at yet."""
     passes: tuple[int, int]
 
 
@@ -112,74 +121,95 @@ class LocalTraining:
         local: Local,
         seed: int,
         deadline: float | None = None,
+        tick: Callable[[], None] = lambda: None,
     ):
+        """`tick` is called before each pass over a batch."""
+        self.tick = tick
         self.model, self.twin, self.algorithm, self.samples = model, twin, algorithm, samples
         self.task, self.local, self.seed, self.deadline = samples.task, local, seed, deadline
-        self.gradient = torch.zeros_like(model.vector)
-        self._gradient_views = model.views(self.gradient)
-        self.delta = torch.zeros_like(model.vector)
         self.buffers = model.buffers.new()
         self.forwards = self.backwards = 0
+        self.tape: Tape | None = None
         self._taps = {id(flat): Taps(flat.module, algorithm.layers) for flat in (model, twin)}
         model.train()
         twin.module.eval()
-        self._momentum: list[Tensor | None] = [None]
+        self._momentum: list[Tensor] | None = None
 
-    def run(self, client: int, s: Vars, buffers: Tensor, state: Vars, r: Round) -> Trained:
+    def run(self, client: int, s: Vars, buffers: Tensor, state: Vars, r: Round, tape: Tape | None = None) -> Trained:
         """Train from the received `s`; `state` is changed in place and returned without its passing variables."""
-        self._began, self.forwards, self.backwards = time.perf_counter(), 0, 0
+        self._began, self.forwards, self.backwards, self.tape = time.perf_counter(), 0, 0, tape
         kinds = {name: (tuple(v.shape), v.dtype) for name, v in vars(state).items()}
         self._start(client, s, buffers, r)
         self.algorithm.begin(s, state, r, lambda: self._full_gradient(client, s))
+        if tape is not None:
+            tape.begin(r.steps)
         loss = self._steps(client, s, state, r)
-        if not math.isfinite(loss):
-            raise ClientFailure(f"training diverged, its loss is not finite; {REMEDY}")
-        torch.sub(self.model.vector, s.x, out=self.delta)
-        sent = self.algorithm.finish(self.delta, s, state, r)
-        vectors = len({id(t) for t, _ in sent.values() if t.dim()} | {id(self.delta)})
-        seconds = time.perf_counter() - self._began
-        passes = (self.forwards, self.backwards)
+        if tape is not None:
+            tape.arrived(self.model.vector)
+        delta = self.model.vector.sub_(s.x)
+        sent = self.algorithm.finish(delta, s, state, r)
+        vectors = len({id(t) for t, _ in sent.values() if t.dim()} | {id(delta)})
         self.model.buffers.read(self.buffers).sub_(buffers)
-        return Trained(
-            self.delta, self.buffers, sent, vectors, self.algorithm.kept(state, kinds), loss, seconds, passes
-        )
+        passes = (self.forwards, self.backwards)
+        return Trained(delta, self.buffers, sent, vectors, self.algorithm.kept(state, kinds), loss, passes)
+
+    def close(self) -> None:
+        """Leave the models as they were found."""
+        for taps in self._taps.values():
+            taps.remove()
+
+    @cached_property
+    def gradient(self) -> Tensor:
+        """A vector for gradients, which a rank that trains nobody does without."""
+        return torch.zeros_like(self.model.vector)
+
+    @property
+    def seconds(self) -> float:
+        """Of the client so far, without what was copied for diagnostics."""
+        return time.perf_counter() - self._began - (self.tape.seconds if self.tape is not None else 0.0)
 
     def _start(self, client: int, s: Vars, buffers: Tensor, r: Round) -> None:
         seed_global(torch_seed(self.seed, "dropout", r.index, client), self.model.vector.device)
-        self._momentum = [None]
+        self._momentum = None
         self.model.vector.copy_(s.x)
         self.model.bind(self.model.vector)
         self.model.buffers.write(buffers)
         self.twin.buffers.write(buffers)
 
-    def _steps(self, client: int, s: Vars, state: Vars, r: Round) -> float:
+    def _steps(self, client: int, s: Vars, state: Vars, r: Round) -> Tensor:
         w, total = self.model.vector, torch.zeros((), dtype=torch.float64, device=self.model.vector.device)
         for number, batch in enumerate(self.samples.batches(client, self.seed, r.index)):
+            self.tick()
+            if self.tape is not None:
+                self.tape.step(number, w)
             grad = _BatchOracle(self, batch, s, state)
             step = self.algorithm.oracle(grad, s, state, r, checked=number == 0)(w)
             self._descend(w, self._clip(step), r.lr)
             if grad.loss is not None:
                 total += grad.loss
-            if self.deadline is not None and time.perf_counter() - self._began > self.deadline:
+            if self.deadline is not None and self.seconds > self.deadline:
                 raise ClientFailure(f"local training took longer than clients.deadline, {self.deadline:g} s")
-        return float(total) / r.steps
+        return total / r.steps
 
     def _descend(self, w: Tensor, step: Tensor, lr: float) -> None:
-        """Weight decay, momentum and step in one pass. (The function: torch.optim's classes import a compiler.)"""
+        """Weight decay, momentum and step in one pass. (The kernel: torch.optim's classes import a compiler.)"""
         # The fused kernel does not look: another shape would end the interpreter.
         if step.shape != w.shape or step.dtype != w.dtype or step.device != w.device:
             raise Mistake(f"the direction of a local step became {what(step)}, not a vector like the model, {what(w)}")
-        sgd(
+        first, kept = self._momentum is None, self._momentum or []
+        if first:
+            kept = self._momentum = [torch.empty_like(w)] if self.local.momentum else []
+        torch._fused_sgd_(
             [w],
             [step],
-            self._momentum,
-            fused=True,
+            kept,
             lr=lr,
             momentum=self.local.momentum,
             weight_decay=self.local.weight_decay,
             dampening=0.0,
             nesterov=False,
             maximize=False,
+            is_first_step=first,
         )
 
     def _clip(self, step: Tensor) -> Tensor:
@@ -208,7 +238,7 @@ class LocalTraining:
         self.backwards += 1
         self.model.clear_gradients()
         loss.backward()
-        self.model.gather_gradients(self._gradient_views)
+        self.model.gather_gradients(self.model.views(self.gradient))
         return self.gradient
 
     def _full_gradient(self, client: int, s: Vars) -> Tensor:
@@ -216,8 +246,10 @@ class LocalTraining:
         self.model.module.eval()
         try:
             for x, y in self.samples.plain(client):
-                outputs, y = self.task.align(self.see(self.model, x)[0], y)
-                total.add_(self.backward(self.task.loss(outputs, y)), alpha=len(y))
+                self.tick()
+                with derivable(self.model.module):
+                    outputs, y = self.task.align(self.see(self.model, x)[0], y)
+                    total.add_(self.backward(self.task.loss(outputs, y)), alpha=len(y))
                 count += len(y)
         finally:
             self.model.train()
@@ -239,6 +271,8 @@ class _BatchOracle:
         # Only a batch's first pass may move BatchNorm's running statistics.
         kept = model.buffers.read(model.buffers.new()) if self.loss is not None and model.buffers.size else None
         model.bind(w)
+        if t.tape is not None:
+            t.tape.asked(w)
         x = t.algorithm.inputs(x, self.state)
         outputs, features = t.see(model, x)
         outputs, y = t.task.align(outputs, y)
@@ -265,13 +299,18 @@ class Taps:
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
         self._caught: dict[str, Tensor] = {}
+        self._handles: list[RemovableHandle] = []
         layers = dict(module.named_modules())
         for name in names:
             if name not in layers:
                 raise ValueError(
                     f"a part asks for the layer {name!r} of the model; {nearest(name, filter(None, layers))}"
                 )
-            layers[name].register_forward_hook(self._catch(name))
+            self._handles.append(layers[name].register_forward_hook(self._catch(name)))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
 
     def _catch(self, name: str) -> Callable[..., None]:
         def catch(module: nn.Module, inputs: object, output: Tensor) -> None:

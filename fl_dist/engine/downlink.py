@@ -20,6 +20,8 @@ class Orders(NamedTuple):
     """The round of a save whose fate is known now; 0: none."""
     whole: int = 1
     """Whether that save is whole; if not, its clients are unsaved again."""
+    evaluate: int = 0
+    """1: all ranks evaluate the model of this message first, 2: another, which follows it."""
 
 
 class Downlink:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 ALIGN = 64
 COUNT = 2.0**20
@@ -17,7 +18,8 @@ COUNT = 2.0**20
 class Flat:
     """A model bound to a vector of what is trained; `bind` points the parameters at another one without copying."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, twin: "Flat | None" = None) -> None:
+        """With a `twin` of the same values it has no vector of its own: it begins bound to the twin's."""
         self.module = module
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not trained:
@@ -26,11 +28,11 @@ class Flat:
         if len({p.dtype for p in self.params}) != 1:
             raise ValueError("the model's parameters must all have one dtype")
         first = self.params[0]
-        self.offsets, self.size = _layout([p.numel() for p in self.params], first.element_size())
+        self._lengths = _layout([p.numel() for p in self.params], first.element_size())
+        self.size = sum(self._lengths)
         self.count = sum(p.numel() for p in self.params)
-        self.vector = torch.zeros(self.size, dtype=first.dtype, device=first.device)
-        for view, p in zip(self.views(self.vector), self.params, strict=True):
-            view.copy_(p.detach())
+        self._views = WeakIdKeyDictionary()
+        self.vector: Tensor = self._flattened(first) if twin is None else twin.vector
         self._bound: Tensor | None = None
         self.bind(self.vector)
         self._resting = {name: m for name, m in module.named_modules() if _rests(m)}
@@ -39,6 +41,12 @@ class Flat:
         everything = dict(module.named_parameters()) | {n: b for n, b in module.named_buffers() if n in inside}
         self.frozen = {name: tensor.data for name, tensor in everything.items() if name not in trained}
         """What is neither trained nor sent."""
+
+    def _flattened(self, like: Tensor) -> Tensor:
+        vector = torch.zeros(self.size, dtype=like.dtype, device=like.device)
+        for view, p in zip(self.views(vector), self.params, strict=True):
+            view.copy_(p.detach())
+        return vector
 
     def train(self) -> None:
         """Training mode, but for what keeps statistics of layers that are not trained."""
@@ -53,9 +61,13 @@ class Flat:
                 tensor.data = other.frozen[name]
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """The vector's pieces in the shapes of the parameters."""
-        sized = zip(self.offsets, self.params, strict=True)
-        return [vector[k : k + p.numel()].view(p.shape) for k, p in sized]
+        """The vector's pieces in the shapes of the parameters, made once a vector."""
+        found = self._views.get(vector)
+        if found is None:
+            # Of a vector of their own, lest they keep alive the one by which they are found.
+            pieces = vector.detach().split(self._lengths)[::2]
+            found = self._views[vector] = [piece.view(p.shape) for piece, p in zip(pieces, self.params, strict=True)]
+        return found
 
     def bind(self, vector: Tensor) -> None:
         """Let the module compute at `vector`. Never between a forward pass and its backward pass."""
@@ -69,9 +81,9 @@ class Flat:
             p.grad = None
 
     def gather_gradients(self, views: list[Tensor]) -> None:
-        """Copy the parameters' gradients into the `views` of a vector; an unused parameter's is 0."""
-        for p, view in zip(self.params, views, strict=True):
-            view.zero_() if p.grad is None else view.copy_(p.grad)
+        """Move the parameters' gradients into the `views` of a vector; an unused parameter's is 0."""
+        torch._foreach_copy_(views, [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
+        self.clear_gradients()
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """Parameter name -> its piece of `vector`."""
@@ -127,11 +139,7 @@ def _rests(module: nn.Module) -> bool:
     return bool(own) and not any(p.requires_grad for p in own) and any(True for _ in module.buffers(recurse=False))
 
 
-def _layout(sizes: list[int], element_size: int) -> tuple[list[int], int]:
-    """Aligned offsets of pieces of these sizes, and the length of the whole."""
+def _layout(sizes: list[int], element_size: int) -> list[int]:
+    """Lengths of pieces of these sizes, each followed by that of the gap after which the next is aligned."""
     step = ALIGN // element_size
-    offsets, end = [], 0
-    for size in sizes:
-        offsets.append(end)
-        end += -(-size // step) * step
-    return offsets, end
+    return [length for size in sizes for length in (size, -size % step)]

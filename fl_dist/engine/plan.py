@@ -1,5 +1,6 @@
 """Which clients take part in a round, and which worker runs which: pure functions."""
 
+import heapq
 from collections.abc import Mapping, Sequence
 
 from fl_dist.common.randomness import generator
@@ -29,17 +30,26 @@ def assign(
     costs: Mapping[int, float], workers: Sequence[int], speeds: Mapping[int, float], home: Mapping[int, int]
 ) -> dict[int, int]:
     """Client -> worker, longest first: to where its state is if that worker has room, else to where it ends soonest."""
-    ends = dict.fromkeys(workers, 0.0)
-    room = sum(costs.values()) / sum(speeds.get(w, 1.0) for w in workers) * (1 + 1e-9)
+    speed, ends = {w: speeds.get(w, 1.0) for w in workers}, dict.fromkeys(workers, 0.0)
+    # Workers of one speed wait in one queue: hundreds of workers take no longer than a few.
+    queues = {s: [(0.0, w) for w in sorted(workers) if speed[w] == s] for s in dict.fromkeys(speed.values())}
+    room = sum(costs.values()) / sum(speed.values()) * (1 + 1e-9)
     placed = {}
     for client in sorted(costs, key=lambda c: (-costs[c], c)):
-        times = {w: ends[w] + costs[client] / speeds.get(w, 1.0) for w in workers}
-        soonest = min(workers, key=lambda w: (times[w], w))
-        at_home = home.get(client, soonest)
-        best = at_home if times.get(at_home, room + 1) <= room else soonest
-        ends[best] = times[best]
+        cost, best = costs[client], home.get(client, -1)
+        if best not in ends or ends[best] + cost / speed[best] > room:
+            best = _soonest(cost, queues, ends)
+        ends[best] += cost / speed[best]
+        heapq.heappush(queues[speed[best]], (ends[best], best))
         placed[client] = best
     return placed
+
+
+def _soonest(cost: float, queues: dict[float, list[tuple[float, int]]], ends: dict[int, float]) -> int:
+    for queue in queues.values():
+        while queue[0][0] != ends[queue[0][1]]:  # that worker has been given more since
+            heapq.heappop(queue)
+    return min((queue[0][0] + cost / speed, queue[0][1]) for speed, queue in queues.items())[1]
 
 
 class Speeds:

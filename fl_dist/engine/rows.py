@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_dist.core import Batch
+from fl_dist.data.dataset import moved
 
 READERS = 2
 AHEAD = 8
@@ -26,21 +27,23 @@ class Rows:
     def taken(self, pieces: Iterable[Tensor]) -> Iterator[Batch]:
         """A batch for each piece of row numbers."""
         for piece, x in self._selected(pieces):
-            yield x, self.y.index_select(0, piece.to(self.device))
+            yield x, self.y.index_select(0, piece)
 
-    def in_order(self, size: int) -> Iterator[Batch]:
+    def in_order(self, size: int, first: int = 0, step: int = 1) -> Iterator[Batch]:
+        """Batches of so many rows; of those every so-manieth."""
+        mine = slice(first, None, step)
         if self.resident:
-            return zip(self.x.split(size), self.y.split(size), strict=True)
-        return self.taken(torch.arange(len(self.x)).split(size))
+            return zip(self.x.split(size)[mine], self.y.split(size)[mine], strict=True)
+        return self.taken(torch.arange(len(self.x)).split(size)[mine])
 
     def _selected(self, pieces: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         if self.resident:
-            yield from ((piece, self.x.index_select(0, piece.to(self.device))) for piece in pieces)
+            for piece in pieces:
+                there = moved(piece, self.device)
+                yield there, self.x.index_select(0, there)
             return
         for piece, x in _ahead(self.x, pieces):
-            if self.device.type == "cuda":
-                x = x.pin_memory()
-            yield piece, place(x, self.device, self.dtype)
+            yield moved(piece, self.device), place(moved(x, self.device), self.device, self.dtype)
 
 
 def _ahead(x: Tensor, pieces: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -58,4 +61,4 @@ def _ahead(x: Tensor, pieces: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor
 
 def place(rows: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Images stay bytes and ids ids on the device; features and targets take the precision of training."""
-    return rows.to(device, dtype if rows.is_floating_point() else rows.dtype, non_blocking=rows.is_pinned())
+    return rows.to(device, dtype if rows.is_floating_point() else rows.dtype)

@@ -1,11 +1,13 @@
 """The server's part of a round: publish, then step with the means of what the clients sent."""
 
-from dataclasses import dataclass
+import math
 
 import torch
 from torch import Tensor
 
-from fl_dist.core import Vars
+from fl_dist.core import Upload, Vars
+from fl_dist.diagnostics.base import norm
+from fl_dist.engine.outcome import Outcome, Report, drift, later, outcome, work
 from fl_dist.engine.plan import Speeds, assign
 from fl_dist.engine.uplink import Uplink
 from fl_dist.engine.worker import TRAINED
@@ -23,28 +25,13 @@ class Diverged(RuntimeError):
 REMEDY_SERVER = "lower server.lr, or look at the server hooks of the algorithm's parts"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a round was, apart from the model it gave."""
-
-    index: int
-    survivors: list[int]
-    dropped: list[int]
-    train_loss: float
-    forwards: int
-    backwards: int
-    bytes_down: int
-    bytes_up: int
-    local_seconds: float
-    reports: dict[str, float]
-    """What the parts report."""
-
-
 class Server:
     def __init__(self, world: World, workers: list[int]) -> None:
         self.world = world
-        self.vars: Vars = world.algorithm.server_init(world.initial)
+        self.vars: Vars = world.algorithm.server_init(world.initial.to(world.device))
         self.buffers: Tensor = world.initial_buffers.clone()
+        self.update = torch.zeros_like(self.vars.x)
+        """The clients' mean update of the last round."""
         self.speeds = Speeds(workers)
         self._workers = workers
 
@@ -55,16 +42,29 @@ class Server:
     def publish(self, index: int, participants: int) -> Vars:
         return self.world.algorithm.publish(self.vars, self.world.round(index, participants))
 
-    def step(self, index: int, cohort: list[int], assignment: dict[int, int], up: Uplink) -> Outcome:
-        reports = dict(zip(cohort, up.reports(), strict=False))
-        survivors = [c for c in cohort if reports[c]["status"] == TRAINED]
-        self._check_survivors(index, survivors, cohort)
-        mean, update = self._means(survivors, up)
-        update.mul_(self.world.config.server.lr)
-        told = self.world.algorithm.update(update, self.vars, mean, self.world.round(index, len(survivors)))
-        if not bool(torch.isfinite(self.vars.x.sum())):  # what clients sent was finite
+    def step(
+        self, index: int, cohort: list[int], assignment: dict[int, int], reports: list[Report], up: Uplink
+    ) -> Outcome:
+        """One step with what the cohort's clients sent and reported."""
+        told = zip(cohort, reports, strict=False)
+        trained = {client: report for client, report in told if report["status"] == TRAINED}
+        self._check_survivors(index, list(trained), cohort)
+        weights = [self.world.weight(client, self.world.config.server.weighting) for client in trained]
+        mean, lr = self._means(weights, up), self.world.config.server.lr
+        norms = {"update": norm(self.update)}
+        norms["drift"] = drift(weights, [report["norm"] for report in trained.values()], norms["update"])
+        update = self.update if lr == 1 else self.update * lr
+        method = self.world.algorithm.update(update, self.vars, mean, self.world.round(index, len(trained)))
+        norms["model"] = norm(self.vars.x)
+        if not math.isfinite(norms["model"]):  # what clients sent was finite
             raise Diverged(f"round {index + 1}: the server step made values that are not finite; {REMEDY_SERVER}")
-        return self._outcome(index, cohort, survivors, reports, assignment, told)
+        workers = work(self._workers, assignment, trained)
+        for worker, did in workers.items():
+            if did["clients"]:
+                cost = sum(self.world.cost(client) for client in trained if assignment[client] == worker)
+                self.speeds.observe(worker, cost, did["busy"])
+        held_up = later(workers, assignment, trained)
+        return outcome(self.world, index, cohort, trained, workers, held_up, norms, method)
 
     def _check_survivors(self, index: int, survivors: list[int], cohort: list[int]) -> None:
         least = self.world.config.clients.min_survivors
@@ -74,46 +74,20 @@ class Server:
                 f"clients.min_survivors asks for {least}; the last checkpoint is whole"
             )
 
-    def _means(self, survivors: list[int], up: Uplink) -> tuple[Vars, Tensor]:
-        x, uploads = self.vars.x, self.world.algorithm.uploads
-        total = {by: sum(self.world.weight(c, by) for c in survivors) for by in ("samples", "uniform")}
-        weighting = total[self.world.config.server.weighting]
-        self.buffers = self.buffers + up.mean(BUFFERS, weighting, self.buffers)
-        mean = Vars()
-        for name, upload in uploads.items():
-            value = up.mean(name, weighting if upload.by == "samples" else total["uniform"], x)
-            setattr(mean, name, value.squeeze(0) if upload.scalar else value)
-        return mean, up.mean(UPDATE, weighting, x)
+    def _means(self, weights: list[float], up: Uplink) -> Vars:
+        """Of the uploads; that of the updates goes where the last one was."""
+        weight, mean = sum(weights), Vars()
+        if self.buffers.numel():
+            self.buffers = self.buffers + up.mean(BUFFERS, weight, torch.empty_like(self.buffers))
+        up.mean(UPDATE, weight, self.update)
+        for name, upload in self.world.algorithm.uploads.items():
+            by = weight if upload.by == "samples" else float(len(weights))
+            setattr(mean, name, self._mean(name, upload, by, up))
+        return mean
 
-    def _outcome(
-        self,
-        index: int,
-        cohort: list[int],
-        survivors: list[int],
-        reports: dict[int, dict[str, float]],
-        assignment: dict[int, int],
-        told: dict[str, float],
-    ) -> Outcome:
-        world, busy = self.world, dict.fromkeys(self._workers, 0.0)
-        for client in survivors:
-            busy[assignment[client]] += reports[client]["seconds"]
-        for worker, seconds in busy.items():
-            cost = sum(world.cost(c) for c in survivors if assignment[c] == worker)
-            if cost:
-                self.speeds.observe(worker, cost, seconds)
-        weights = {c: world.weight(c, "samples") for c in survivors}
-        vector = world.model.count * self.vars.x.element_size()
-        rest = world.model.buffers.size * self.vars.x.element_size()
-        down = 1 + len([n for n in world.algorithm.published if getattr(self.vars, n).numel() > 1])
-        return Outcome(
-            index=index,
-            survivors=survivors,
-            dropped=[c for c in cohort if c not in weights],
-            train_loss=sum(weights[c] * reports[c]["loss"] for c in survivors) / sum(weights.values()),
-            forwards=int(sum(reports[c]["forwards"] for c in survivors)),
-            backwards=int(sum(reports[c]["backwards"] for c in survivors)),
-            bytes_down=len(cohort) * (down * vector + rest),
-            bytes_up=sum(int(reports[c]["vectors"]) * vector + rest for c in survivors),
-            local_seconds=max(busy.values()),
-            reports=told,
-        )
+    def _mean(self, name: str, upload: Upload, by: float, up: Uplink) -> Tensor:
+        if self.world.sum_of(name) == UPDATE:
+            return self.update
+        if upload.scalar:
+            return up.mean(name, by, self.update.new_empty(1)).squeeze(0)
+        return up.mean(name, by, torch.empty_like(self.update))

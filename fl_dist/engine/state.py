@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fl_dist.core import Vars
 from fl_dist.machine.comm import Comm
+from fl_dist.machine.copies import HOST, Copies
 
 Template = dict[str, tuple[tuple[int, ...], torch.dtype]]
 Read = Callable[[int], dict[str, Tensor] | None]
@@ -19,9 +20,15 @@ class ClientStates:
     """This rank's share of the clients' variables, in host memory and, beyond `room` bytes, in mapped files."""
 
     def __init__(
-        self, template: Template, comm: Comm, saved: Read, room: float = float("inf"), spill: Path | None = None
+        self,
+        template: Template,
+        comm: Comm,
+        saved: Read,
+        room: float = float("inf"),
+        spill: Path | None = None,
+        copies: Copies = HOST,
     ) -> None:
-        self.template, self.comm, self._saved = template, comm, saved
+        self.template, self.comm, self._saved, self._copies = template, comm, saved, copies
         self._clients_in_memory = room // max(1, self._empty().nbytes)
         self._spill = spill
         self._held: dict[int, dict[str, Tensor]] = {}
@@ -38,6 +45,8 @@ class ClientStates:
             return
         me = self.comm.rank
         moves = [(c, self.home[c], to) for c, to in sorted(assignment.items()) if self.home.get(c, to) != to]
+        if any(source == me for _, source, _ in moves):
+            self._copies.arrive()
         sends = [(self._pack(self._held.pop(c, None)), to) for c, source, to in moves if source == me]
         self._mapped &= self._held.keys()
         arriving = {c: self._empty() for c, _, to in moves if to == me}
@@ -57,12 +66,24 @@ class ClientStates:
             if saved is None:
                 return None
             self._hold(client, saved)
-        return Vars(**{n: t.to(device, copy=True) for n, t in self._held[client].items()})
+        self._copies.precede()
+        return Vars(**{n: t.to(device, non_blocking=True, copy=True) for n, t in self._held[client].items()})
+
+    def fetched(self, client: int) -> dict[str, Tensor] | None:
+        """On rank 0, if all ranks call it: the client's variables, wherever they are; there they stay as they are."""
+        self._copies.arrive()
+        home, me = self.home.get(client, 0), self.comm.rank
+        held = (self._held.get(client) or self._saved(client)) if self.template and home == me else None
+        if home == 0:
+            return held
+        buffer = self._pack(held)
+        self.comm.exchange([(buffer, 0)] if me == home else [], [(buffer, home)] if me == 0 else [])
+        return self._unpack(buffer) if me == 0 and buffer[-1] else None
 
     def store(self, client: int, state: Vars) -> None:
         """Replace the client's variables; what others hold of the old ones stays as it was."""
         if self.template:
-            self._hold(client, {n: getattr(state, n).cpu() for n in self.template})
+            self._hold(client, {n: self._copies.of(getattr(state, n)) for n in self.template})
             self.unsaved.add(client)
 
     def _hold(self, client: int, tensors: dict[str, Tensor]) -> None:
@@ -72,10 +93,11 @@ class ClientStates:
             self._held[client] = tensors
             return
         self._mapped.add(client)
+        self._copies.arrive()
         self._held[client] = {n: _mapped(t, self._spill) for n, t in tensors.items()}
 
     def hand_over(self, round_: int, everything: bool = False) -> dict[int, dict[str, Tensor]]:
-        """For a save: the variables that have changed, or all; tensors that nobody writes to any more."""
+        """For a save: the variables that have changed, or all, once they have arrived; nobody writes to them."""
         due = self._held.keys() if everything else self.unsaved & self._held.keys()
         self._pending[round_], self.unsaved = set(due), set()
         return {c: self._held[c] for c in sorted(due)}

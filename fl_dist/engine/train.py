@@ -2,15 +2,22 @@
 
 from torch import Tensor
 
+from fl_dist.diagnostics import Planned
 from fl_dist.engine.clock import Clock
 from fl_dist.engine.coordinator import Coordinator, NoCoordinator
-from fl_dist.engine.downlink import Downlink, Orders
+from fl_dist.engine.downlink import Orders
+from fl_dist.engine.evaluate import Evaluator
+from fl_dist.engine.landscape import Landscape
+from fl_dist.engine.measuring import needed
 from fl_dist.engine.state import Read
-from fl_dist.engine.uplink import Uplink
-from fl_dist.engine.worker import Worker
+from fl_dist.engine.tape import Tape
+from fl_dist.engine.worker import DEVICE, HOST, STOP, Worker, messages
 from fl_dist.engine.world import World
 from fl_dist.machine import faults
 from fl_dist.machine.comm import Comm, Lost
+from fl_dist.machine.copies import Copies
+from fl_dist.machine.devices import settle
+from fl_dist.machine.memory import device_bytes, host_bytes
 from fl_dist.machine.signals import StopRequest
 from fl_dist.storage.checkpoint import Damaged, Save, load_save, newest_round, read_client
 from fl_dist.storage.folder import RunFolder
@@ -22,7 +29,6 @@ def train(world: World, comm: Comm, folder: RunFolder, start: Save | None, stop:
     session = Session(world, comm, folder, start, stop)
     index = start.manifest.round if start else 0
     try:
-        session.coordinator.catch_up()
         while session.round(index):
             index += 1
         session.finish()
@@ -37,20 +43,18 @@ class Session:
     """What one rank holds from round to round."""
 
     def __init__(self, world: World, comm: Comm, folder: RunFolder, start: Save | None, stop: StopRequest) -> None:
-        self.world, self.comm, self.stop, self.clock = world, comm, stop, Clock()
-        self.saver = Saver(folder.checkpoints, comm, folder.record.id, world.config.comm.timeout)
+        self.world, self.comm, self.stop, self.clock = world, comm, stop, Clock(settle(comm.device))
+        copies, self.evaluator = Copies(comm.device), Evaluator(world, comm)
+        self.saver = Saver(folder.checkpoints, comm, folder.record.id, copies)
         self.coordinator: Coordinator | NoCoordinator = NoCoordinator()
         if comm.rank == 0:
             keep = world.config.checkpoint.keep
             self.saver.chief = Chief(folder.checkpoints, folder.record.id, keep, start, folder.mark_saved)
-            self.coordinator = Coordinator(world, list(comm.workers), folder, self.saver, self.clock, start)
-        self.worker = Worker(world, comm, _reader(folder, start), folder.path)
-        self.down = Downlink(world.published(), world.initial_buffers, world.largest, comm.device)
+            self.coordinator = Coordinator(world, comm, folder, self.saver, self.clock, self.evaluator, start)
+        self.worker = Worker(world, comm, reader(folder, start), folder.path, copies)
+        self.down, self.up = messages(world, comm.size)
+        self.landscape = Landscape(world, comm, self.worker.states)
         self.assignment: dict[int, int] = {}
-        reduce = world.config.comm.reduce
-        self.up = Uplink(
-            world.upload_sizes(), world.largest, reduce, comm.device, world.least_weight, numbers=world.numbers()
-        )
 
     def round(self, index: int) -> bool:
         """One round; False if, instead, the server said that the run ends here."""
@@ -62,20 +66,60 @@ class Session:
         self.assignment = assignment
         with self.clock("checkpoint"):
             self._save(index, orders)
+        if orders.evaluate:
+            self._evaluate(index, elsewhere=orders.evaluate > 1)
         if orders.stop:
+            self.comm.leaves()
             return False
-        if self.comm.overlaps:
-            self.coordinator.catch_up()
+        self.coordinator.catch_up()
+        self._look_ahead(index + 1)
+        due = [planned for planned in self.world.diagnostics if planned.due(index)]
+        self.worker.tape = Tape(needed(due)) if due else None
         with self.clock("local"):
             self.worker.run(index, cohort, assignment, self.down, self.up)
-        self.up.signal(0, int(self.stop.requested))
+        self._signal()
         with self.clock("reduce"):
             faults.point("reduce")
             self.comm.reduce(self.up.buffer)
         self.coordinator.step(index, cohort, assignment, self.up)
-        if not self.comm.overlaps:
-            self.coordinator.catch_up()
+        if due:
+            self._diagnose(due, cohort)
         return True
+
+    def _look_ahead(self, index: int) -> None:
+        """A rank that waits for others draws the next cohort, which the others draw when they wait for it."""
+        if self.comm.overlaps and self.comm.rank == 0 and index < self.world.config.rounds:
+            self.world.cohort(index)
+
+    def _evaluate(self, index: int, elsewhere: bool) -> None:
+        """All ranks evaluate the model after `index` rounds; `elsewhere`: clients do not start from it."""
+        with self.clock("evaluate"):
+            x = self.down.vars.x
+            if elsewhere:
+                # Local training begins by overwriting its vector.
+                x = self.coordinator.model(room=self.world.model.vector)
+                self.comm.broadcast(x)
+            metrics = self.evaluator.together(x, self.down.buffers, index)
+        self.coordinator.tested(metrics, self.clock.parts["evaluate"], self.comm.size)
+
+    def _signal(self) -> None:
+        rank = 2 * self.comm.rank
+        self.up.signal(STOP, int(self.stop.requested))
+        self.up.signal(HOST + rank, host_bytes())
+        self.up.signal(DEVICE + rank, device_bytes(self.comm.device))
+        self.up.seal()
+
+    def _diagnose(self, due: list[Planned], cohort: list[int]) -> None:
+        """All ranks measure; only then may the next round begin, or a save be made, which so holds the numbers."""
+        assert self.worker.tape is not None
+        buffers, trained = self.coordinator.outcome()
+        self.landscape.open(buffers, cohort, trained, self.worker.tape.played)
+        if self.comm.rank:
+            self.landscape.serve()
+        else:
+            self.coordinator.diagnose(due, self.landscape, self.down.vars.x)
+        self.landscape.close()
+        self.worker.tape = None
 
     def _save(self, index: int, orders: Orders) -> None:
         """Hear the fate of the last save, and begin to save the state after `index` rounds if that is ordered."""
@@ -91,11 +135,11 @@ class Session:
             self.saver.start(index, clients, *self.coordinator.snapshot())
 
     def finish(self) -> None:
-        self.saver.finish()
+        self.saver.join()
         self.coordinator.finish()
 
 
-def _reader(folder: RunFolder, start: Save | None) -> Read:
+def reader(folder: RunFolder, start: Save | None) -> Read:
     """Reads a client's variables from the save that the run goes on from."""
     root, index = folder.checkpoints, dict(start.index) if start else {}
 

@@ -11,33 +11,25 @@ have two words always: whole and fraction.
 
 import math
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from fl_dist.engine.exact import Fixed, Scratch, Total
 
 RANGE, NUMBER_RANGE = 2.0**12, 2.0**36
 """Largest absolute value of an upload's entry, and of a number, that the fixed point holds."""
 BITS = 50
 RESOLUTION = 40
 REMEDY = "lower local.lr or set local.clip"
-CHUNK = {"cpu": 1 << 15, "cuda": 1 << 24}
 
-REPORT = ("status", "loss", "seconds", "forwards", "backwards", "vectors")
+REPORT = ("status", "loss", "norm", "seconds", "copied", "forwards", "backwards", "vectors")
 """What is reported of each client beside the sums; one writer each, so adding gathers."""
 
 
 class OutOfRange(ValueError):
     """A value that is not finite or does not fit the fixed point."""
-
-
-class Fixed(NamedTuple):
-    """Fixed point: units of 1/scale in the first word, of 1/(scale*second) in the second, if there is one."""
-
-    range: float
-    scale: float
-    second: float
-    words: int
 
 
 class Uplink:
@@ -65,22 +57,23 @@ class Uplink:
         dtype = torch.int64 if self.exact else torch.float32
         lengths = [*(self.fixed[name].words * n for name, n in sizes.items()), largest * len(REPORT), signals]
         self.buffer = torch.zeros(sum(lengths), dtype=dtype, device=device)
-        *pieces, reports, self._signals = self.buffer.split(lengths)
+        *pieces, _, _ = self.buffer.split(lengths)
+        self._end = self.buffer[sum(lengths[:-2]) :]
+        """What is known on the host, where it is written; `seal` brings it along."""
+        self._written = torch.zeros_like(self._end, device="cpu")
+        reports, told = (part.numpy() for part in self._written.split(lengths[-2:]))
         self._sums = {n: piece.view(self.fixed[n].words, -1) for n, piece in zip(sizes, pieces, strict=True)}
-        self._reports = reports.view(largest, len(REPORT))
-        self._chunk = min(CHUNK[device.type], max(sizes.values()))
-        self._real = torch.empty(self._chunk, dtype=torch.float64, device=device)
-        self._whole = torch.empty(self._chunk, dtype=torch.int64, device=device)
+        scratch = Scratch(max(sizes.values()), device)
+        self._totals = {n: Total(words, self.fixed[n], scratch) for n, words in self._sums.items() if self.exact}
+        self._table = reports.reshape(largest, len(REPORT)).view(np.float64 if self.exact else np.float32)
+        self._signals = told
 
     def reset(self) -> None:
         self.buffer.zero_()
+        self._written.zero_()
 
-    def check(self, name: str, vector: Tensor, factor: float) -> None:
-        """Raise OutOfRange unless `factor * vector` can be added."""
-        if not vector.numel():
-            return
-        low, high = torch.aminmax(vector)
-        largest = max(abs(float(low)), abs(float(high))) * abs(factor)
+    def check(self, name: str, largest: float) -> None:
+        """Raise OutOfRange unless a vector whose largest entry has this size can be added."""
         if not math.isfinite(largest):
             raise OutOfRange(f"training diverged, its {name} is not finite; {REMEDY}")
         if self.exact and largest > (most := self.fixed[name].range):
@@ -91,41 +84,29 @@ class Uplink:
 
     def add(self, name: str, vector: Tensor, weight: float) -> None:
         """sum += weight * vector; the caller has checked the range."""
-        target, vector, fixed = self._sums[name], vector.reshape(-1), self.fixed[name]
-        if not self.exact:
-            target[0].add_(vector, alpha=weight)
-            return
-        # In pieces that fit the cache: four passes over a large vector would wait for memory.
-        for start in range(0, vector.numel(), self._chunk):
-            piece = vector[start : start + self._chunk]
-            real, whole = self._real[: piece.numel()], self._whole[: piece.numel()]
-            real.copy_(piece).mul_(weight * fixed.scale)
-            first, *second = target[:, start : start + self._chunk]
-            if second:
-                rounded = real.round()
-                first.add_(whole.copy_(rounded))
-                second[0].add_(whole.copy_(real.sub_(rounded).mul_(fixed.second).round_()))
-            else:
-                first.add_(whole.copy_(real.round_()))
+        if self.exact:
+            self._totals[name].add(vector.reshape(-1), weight)
+        else:
+            self._sums[name][0].add_(vector.reshape(-1), alpha=weight)
 
     def report(self, row: int, **values: float) -> None:
-        line = torch.tensor([values.get(k, 0.0) for k in REPORT], dtype=torch.float64)
-        self._reports[row].copy_(line.view(torch.int64) if self.exact else line)
+        self._table[row] = [values.get(k, 0.0) for k in REPORT]
 
     def signal(self, position: int, value: int) -> None:
         self._signals[position] += value
 
-    def signals(self) -> list[int]:
-        return [int(v) for v in self._signals.tolist()]
+    def seal(self) -> None:
+        """Before the reduce: reports and signals go with the sums."""
+        self._end.copy_(self._written)
 
-    def reports(self) -> list[dict[str, float]]:
-        table = self._reports.cpu().contiguous()
-        rows = (table.view(torch.float64) if self.exact else table).tolist()
-        return [dict(zip(REPORT, row, strict=True)) for row in rows]
+    def read(self) -> tuple[list[dict[str, float]], list[int]]:
+        """After the reduce: reports, a row a client of the cohort, and signals."""
+        end, length = self._end.cpu().numpy(), self._table.size
+        table = end[:length].view(self._table.dtype).reshape(self._table.shape).tolist()
+        return [dict(zip(REPORT, row, strict=True)) for row in table], [int(value) for value in end[length:].tolist()]
 
-    def mean(self, name: str, weight: float, like: Tensor) -> Tensor:
-        """The sum divided by the total weight, in the dtype of `like`."""
-        (first, *rest), fixed = self._sums[name].to(torch.float64), self.fixed[name]
-        for second in rest:
-            first = first + second / fixed.second
-        return (first / (fixed.scale * weight if self.exact else weight)).to(like.dtype)
+    def mean(self, name: str, weight: float, found: Tensor) -> Tensor:
+        """The sum divided by the total weight, in the memory of `found`."""
+        if self.exact:
+            return self._totals[name].over(weight, found)
+        return torch.div(self._sums[name][0], weight, out=found)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fl_dist import diagnostics
 from fl_dist.algorithms import build
 from fl_dist.common.contract import Mistake, what
 from fl_dist.common.imports import source_hash, told
@@ -23,7 +24,9 @@ from fl_dist.data.partition import split
 from fl_dist.engine import plan
 from fl_dist.engine.client import DTYPES, Samples
 from fl_dist.engine.flat import Flat
+from fl_dist.engine.rows import Rows
 from fl_dist.engine.state import Template
+from fl_dist.machine import breakdown
 from fl_dist.models import MadeFor, build_model, taken_over
 from fl_dist.storage.folder import CODE
 from fl_dist.tasks import Task, tasks, try_task
@@ -48,7 +51,9 @@ class World:
         self.config, self.device = config, device
         self.schedule = schedule(config)
         self.largest = plan.largest_cohort(config.clients, self.schedule)
+        self._cohort: dict[int, list[int]] = {}
         self.algorithm = build(config.algorithm)
+        self.diagnostics = diagnostics.plan(config.diagnostics)
         self.task, self.dataset = build_task(config), build_data(config)
         self._check_data()
         augment = augmentations.build(config.augment["name"], _settings(config.augment))
@@ -56,18 +61,31 @@ class World:
         most = 1e9 * config.topology.data_memory
         self.samples = Samples(self.dataset, self.task, rows, augment, config.local, device, most)
         self.made_for = MadeFor(self.dataset.shape, self.task.outputs(self.dataset), self.dataset.ids)
-        self.model, self.twin = Flat(self._module()), Flat(self._module())
+        self.model = Flat(self._module())
+        self.twin = Flat(self._module(), self.model)
         self.twin.share_frozen(self.model)
         self._try_model()
-        self.initial = self.model.vector.clone()
+        self.initial = self.model.vector.to("cpu", copy=True)
+        """The model before the first round, in host memory."""
         self.initial_buffers = self.model.buffers.read(self.model.buffers.new())
-        self._is_weight = torch.zeros_like(self.initial, dtype=torch.bool)
-        for name, view in self.model.named(self._is_weight).items():
-            view.fill_("weight" in name)
-        self.template = self._template()
+        published = self.published()
+        self.vectors_down = sum(tensor.numel() > 1 for tensor in vars(published).values())
+        """Model-sized, to each client of a round."""
+        self.template = self._template(published)
         counts = [len(rows) for rows in self.samples.rows]
         self.most_samples = max(counts)
         self.least_weight = min(counts) / self.most_samples if config.server.weighting == "samples" else 1.0
+
+    @cached_property
+    def _first(self) -> Tensor:
+        return self.initial.to(self.device)
+
+    @cached_property
+    def _is_weight(self) -> Tensor:
+        mask = torch.zeros_like(self.model.vector, dtype=torch.bool)
+        for name, view in self.model.named(mask).items():
+            view.fill_("weight" in name)
+        return mask
 
     def _module(self) -> nn.Module:
         seed_global(torch_seed(self.config.seed, "model"), self.device)
@@ -106,6 +124,8 @@ class World:
         try:
             outputs = self.twin.module(x)
         except Exception as e:
+            if breakdown.kind(e) is not None:
+                raise
             ids = "" if self.dataset.is_real else " of ids, for which it needs an embedding"
             raise BadBuilder(f"model {name} cannot take {asked}{ids}: {told(e)}") from e
         if not isinstance(outputs, Tensor):
@@ -120,14 +140,15 @@ class World:
         except Mistake:
             raise
         except Exception as e:
+            if breakdown.kind(e) is not None:
+                raise
             why = told(e)
             raise BadBuilder(
                 f"task {self.config.task['name']} failed on outputs of shape {list(outputs.shape)}: {why}"
             ) from e
 
-    def _template(self) -> Template:
-        r = self.round(0, 1)
-        state = self.algorithm.client_init(self.algorithm.publish(self.algorithm.server_init(self.initial), r), r)
+    def _template(self, published: Vars) -> Template:
+        state = self.algorithm.client_init(published, self.round(0, 1))
         return {n: (tuple(t.shape), t.dtype) for n, t in vars(state).items()}
 
     def describe(self) -> list[str]:
@@ -146,6 +167,14 @@ class World:
             *self.notes,
             f"algorithm {self.config.algorithm.get('name', 'of parts')}: {self.algorithm.describe()}",
         ]
+
+    def who_has_what(self) -> dict[str, Any]:
+        """Rows of each client, and of each class, unless that is a long list."""
+        rows, labels, kinds = self.samples.rows, labels_of(self.dataset.y_train.numpy()), self.dataset.classes
+        sizes = [len(r) for r in rows]
+        if labels is None or len(rows) * kinds > COUNTS:
+            return {"sizes": sizes, "classes": None}
+        return {"sizes": sizes, "classes": [np.bincount(labels[r.numpy()], minlength=kinds).tolist() for r in rows]}
 
     @cached_property
     def notes(self) -> list[str]:
@@ -179,7 +208,10 @@ class World:
         return hashes | ({CODE: source_hash(named)} if named else {})
 
     def cohort(self, index: int) -> list[int]:
-        return plan.cohort(self.config.clients, self.schedule, self.config.seed, index)
+        """The clients of a round; the last one is remembered, so that it may be drawn ahead of its time."""
+        if index not in self._cohort:
+            self._cohort = {index: plan.cohort(self.config.clients, self.schedule, self.config.seed, index)}
+        return self._cohort[index]
 
     def cost(self, client: int) -> float:
         """Estimated work of a client's round: samples passed, times the passes of the algorithm."""
@@ -187,6 +219,13 @@ class World:
         samples, local = self.samples, self.config.local
         passed = min(local.epochs * samples.count(client), samples.steps(client) * samples.batch_size(client))
         return passed * (forwards + 2 * backwards)
+
+    @cached_property
+    def test(self) -> Rows:
+        """The test rows, on the device if the training rows leave them room there."""
+        data, train = self.dataset, self.samples.data
+        room = 1e9 * self.config.topology.data_memory - (train.x.nbytes if train.resident else 0)
+        return Rows(data.x_test, data.y_test, self.device, self.samples.dtype, room)
 
     def weight(self, client: int, by: str) -> float:
         """A client's weight in a mean: at most 1, and independent of who else takes part."""
@@ -198,8 +237,8 @@ class World:
             lr=self.config.lr(index),
             participants=participants,
             clients=self.config.clients.total,
-            initial=self.initial,
-            is_weight=self._is_weight,
+            first=lambda: self._first,
+            weights=lambda: self._is_weight,
             channels=self.dataset.shape[0] if self.dataset.shape else 1,
             steps=0 if client is None else self.samples.steps(client),
             samples=0 if client is None else self.samples.count(client),
@@ -207,12 +246,19 @@ class World:
 
     def upload_sizes(self) -> dict[str, int]:
         """Entries of each sum that goes up: the update, the buffers, the algorithm's own."""
-        uploads = {n: 1 if u.scalar else self.model.size for n, u in self.algorithm.uploads.items()}
+        own = {n: u for n, u in self.algorithm.uploads.items() if self.sum_of(n) == n}
+        uploads = {n: 1 if u.scalar else self.model.size for n, u in own.items()}
         return {UPDATE: self.model.size, BUFFERS: self.model.buffers.size, **uploads}
+
+    def sum_of(self, name: str) -> str:
+        """Under which name an upload is added up."""
+        upload = self.algorithm.uploads[name]
+        return UPDATE if upload.is_update and (upload.by == "samples" or self.least_weight == 1.0) else name
 
     def published(self) -> Vars:
         """Tensors of the shapes that go down."""
-        return self.algorithm.publish(self.algorithm.server_init(self.initial), self.round(0, 1))
+        s = self.algorithm.server_init(self.initial.to(self.device))
+        return self.algorithm.publish(s, self.round(0, 1))
 
     def numbers(self) -> list[str]:
         """The sums among them that are of single numbers."""
@@ -221,6 +267,8 @@ class World:
 
 UPDATE, BUFFERS = "update", "buffers"
 HASHED = 1 << 30
+COUNTS = 200_000
+"""Clients times classes up to which a run remembers who has how many of what."""
 LACKING = {
     "logits": "logits of classes, which the task {task[name]} does not have",
     "real inputs": "numbers as inputs, and the data {data[name]} holds ids",

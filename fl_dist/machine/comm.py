@@ -15,12 +15,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fl_dist.config import Communication, Topology
-from fl_dist.machine.meeting import Lost, Wait, board, cut_after
+from fl_dist.config.schema import LONGEST
+from fl_dist.machine import breakdown
+from fl_dist.machine.devices import Seat, compare, pick_device, seat
+from fl_dist.machine.meeting import Links, Lost, Wait, board, cut_after
 from fl_dist.machine.place import Place
+from fl_dist.machine.pulse import PATIENCE, SILENCE, Failure, Pulse
 from fl_dist.machine.signals import REQUEUE, StopRequest
 
-PATIENCE = 4.0
-"""Seconds that the survivors of a failure wait for each other's words."""
+ENDLESS = timedelta(seconds=LONGEST)
+"""No collective ends by its length: signs of life decide who is lost."""
+POLL = (50e-6, 2e-3)
+"""Seconds between two looks at a collective of a GPU: at first, and at most."""
+
+WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
+"""torch's own thread would end the process at an error, before this one can say what it was; torchrun asks for it."""
 
 
 class Comm(Protocol):
@@ -39,6 +48,21 @@ class Comm(Protocol):
     def read(self, key: str) -> str | None: ...
     def forget(self, key: str) -> None: ...
     def share(self, key: str, text: str | None) -> str: ...
+    def hosts(self) -> list[str]: ...
+
+    def doing(self, what: str) -> None:
+        """What this rank is at, and has to get on with, tick by tick; empty: nothing of that kind."""
+
+    def tick(self) -> None:
+        """This rank gets on; Lost if another has failed meanwhile."""
+
+    def leaves(self) -> None:
+        """The last round is over: from now on a lost rank ends nobody else."""
+
+    def trouble(self) -> str:
+        """Why the job ends; empty as long as it does not."""
+        ...
+
     def fail(self, message: str, code: int, passes: bool = False) -> None: ...
     def close(self) -> None: ...
 
@@ -49,7 +73,7 @@ class Alone:
     def __init__(self, topology: Topology) -> None:
         self.rank, self.size = 0, 1
         self.workers: Sequence[int] = (0,)
-        self.device = pick_device(topology, 0, 1)
+        self.device = pick_device(topology, 0)
         self.overlaps = False
         self._posts: dict[str, str] = {}
 
@@ -75,6 +99,21 @@ class Alone:
         assert text is not None
         return text
 
+    def hosts(self) -> list[str]:
+        return [host()]
+
+    def doing(self, what: str) -> None:
+        pass
+
+    def tick(self) -> None:
+        pass
+
+    def leaves(self) -> None:
+        pass
+
+    def trouble(self) -> str:
+        return ""
+
     def fail(self, message: str, code: int, passes: bool = False) -> None:
         pass
 
@@ -86,35 +125,41 @@ class Cluster:
     """Rank 0 is the server; the other ranks, and rank 0 too if it is shared, are workers."""
 
     def __init__(self, place: Place, topology: Topology, comm: Communication, stop: StopRequest) -> None:
-        shared = topology.server == "shared"
-        if place.size == 1 and not shared:
-            raise ValueError(
-                "one rank leaves 0 workers beside the dedicated server: start at least 2 ranks, "
-                "or set topology.server=shared"
-            )
-        self.rank, self.size, self._timeout = place.rank, place.size, comm.timeout
+        shared = topology.server == "shared" or place.size == 1
+        self.rank, self.size = place.rank, place.size
         self.workers: Sequence[int] = range(0 if shared else 1, self.size)
         self.overlaps = not shared
         backend = self._choose_device(place, topology)
         wait = Wait(place, comm.meeting, stop)
         self._board = board(place, wait).of(f"fl_dist/{_attempt(place)}/{next(_runs)}")
-        self._board.limit(comm.timeout)
+        self._links = Links(place.port)
+        self._pulse = Pulse(self._board, self.rank, self.size, comm.timeout, self._links.cut)
+        self._board.limit(comm.meeting)
         self._meet(wait)
-        group, timeout = dist.PrefixStore("group", self._board.store), timedelta(seconds=comm.timeout)
-        with self._watch(), cut_after(comm.meeting, place.port):
-            dist.init_process_group(backend, store=group, rank=self.rank, world_size=self.size, timeout=timeout)
+        compare(self._seats(), topology.oversubscribe)
+        self._pulse.begin()
+        group = dist.PrefixStore("group", self._board.store)
+        with self._watch(), cut_after(comm.meeting, place.port), self._links:
+            # With its device told, NCCL connects here, and not in the first round.
+            own = self.device if self._polls else None
+            dist.init_process_group(backend, None, ENDLESS, self.size, self.rank, group, device_id=own)
+            self._warm_up()
+        self._board.limit(SILENCE)
+        self._pulse.start()
 
     def _choose_device(self, place: Place, topology: Topology) -> str:
         """Take the device of this rank; the backend that goes with it."""
-        self.device = pick_device(topology, place.local_rank, place.local_size)
+        self.device = pick_device(topology, place.local_rank)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+            os.environ.update(WATCHDOG)
         nccl = self.device.type == "cuda" and not topology.oversubscribe
-        self._gloo_only = self.device.type == "cuda" and not nccl
+        self._gloo_only, self._polls = self.device.type == "cuda" and not nccl, nccl
         return "cpu:gloo,cuda:nccl" if nccl else "gloo"
 
     def _meet(self, wait: Wait) -> None:
         """Wait until every rank has come: torch's own wait for one that never does can neither speak nor be ended."""
+        self.post(f"seat/{self.rank}", json.dumps(seat(host(), self.device)))
         self.post(f"host/{self.rank}", host())
         while not self._all_are_here():
             try:
@@ -132,18 +177,28 @@ class Cluster:
                 self.post("met", "1")
             return self.read("met") is not None
 
+    def _seats(self) -> list[Seat]:
+        with self._watch():
+            texts = self._board.read_all([f"seat/{rank}" for rank in range(self.size)])
+        return [Seat(*json.loads(text)) for text in texts]
+
     def _absent(self) -> list[int]:
         return [r for r in range(self.size) if self.read(f"host/{r}") is None]
 
+    def _warm_up(self) -> None:
+        """The first collective connects; when it is done, every rank has begun to beat."""
+        for device in {torch.device("cpu"), self.device}:
+            dist.all_reduce(torch.zeros(1, device=device))
+
     def broadcast(self, buffer: Tensor) -> None:
         with self._watch():
-            dist.broadcast(buffer, src=0)
+            self._finish(dist.broadcast(buffer, src=0, async_op=True))
 
     def reduce(self, buffer: Tensor) -> None:
         # gloo reduces host memory only.
         staged = buffer.cpu() if self._gloo_only else buffer
         with self._watch():
-            dist.reduce(staged, dst=0)
+            self._finish(dist.reduce(staged, dst=0, async_op=True))
         if staged is not buffer:
             buffer.copy_(staged)
 
@@ -154,6 +209,19 @@ class Cluster:
             for work in pending:
                 assert work is not None
                 work.wait()
+
+    def _finish(self, work: dist.Work | None) -> None:
+        """Until it is done. gloo's work is waited for, and fails when the pulse cuts its connections; that of a GPU
+        would let this thread go on, and its errors come where nobody expects them."""
+        assert work is not None
+        pause, longest = POLL
+        while self._polls and not work.is_completed():
+            self._pulse.tick()
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+        work.wait()
+        if self._polls:
+            torch.cuda.synchronize(self.device)  # an error comes out here
 
     def post(self, key: str, text: str) -> None:
         self._board.post(key, text)
@@ -169,72 +237,80 @@ class Cluster:
         if text is not None:
             self.post(key, text)
         with self._watch():
-            end = time.monotonic() + self._timeout
             while (shared := self.read(key)) is None:
-                if self.read("failure") is not None or time.monotonic() > end:
-                    raise RuntimeError("rank 0 did not answer")
+                self._pulse.tick()
                 time.sleep(0.02)
         return shared
 
+    def hosts(self) -> list[str]:
+        """Of each rank."""
+        return [self.read(f"host/{rank}") or "unknown" for rank in range(self.size)]
+
+    def doing(self, what: str) -> None:
+        self._pulse.doing(what)
+
+    def tick(self) -> None:
+        self._pulse.tick()
+
+    def leaves(self) -> None:
+        self._pulse.leaves()
+
+    def trouble(self) -> str:
+        return "" if self._pulse.failure is None else self._pulse.failure.message
+
     def fail(self, message: str, code: int, passes: bool = False) -> None:
         """Tell the others why this rank ends, and whether a restart may mend it; then let them go."""
-        told = {"rank": self.rank, "host": host(), "message": message, "code": code, "passes": passes}
         with contextlib.suppress(Exception):
             self._board.limit(PATIENCE)
-            self.post("failure", json.dumps(told))
+            self._pulse.tell(Failure(f"rank {self.rank} on {host()} failed: {message}", code, passes))
             self._leave()
             # Whoever interrupts a run that has not begun does not want to wait for it.
-            self._wait_for_others(1.0 if code == REQUEUE else PATIENCE)
+            self._pulse.linger(1.0 if code == REQUEUE else PATIENCE)
 
     def close(self) -> None:
-        if dist.is_initialized():
+        if self._pulse.failure is not None and self.rank == 0:
+            with contextlib.suppress(RuntimeError):
+                self._pulse.linger(PATIENCE)
+        self._pulse.stop()
+        if self._pulse.failure is not None:
+            self._leave()
+        elif dist.is_initialized():
             dist.destroy_process_group()
 
     @contextlib.contextmanager
     def _watch(self) -> Any:
+        self._pulse.waits(True)
         try:
             yield
         except Lost:
+            self._leave()
             raise
         except RuntimeError as e:
+            if breakdown.is_own(e):  # before its end makes the others say that they lost it
+                raise
             raise self._diagnose(e) from e
+        finally:
+            self._pulse.waits(False)
 
     def _leave(self) -> None:
         """Closing this rank's connections makes its peers notice too."""
+        self._links.cut()
         with contextlib.suppress(Exception):
-            dist.destroy_process_group()
+            if self._polls:
+                dist.distributed_c10d._abort_process_group()  # destroying waits for kernels that may never end
+            else:
+                dist.destroy_process_group()
 
     def _diagnose(self, error: Exception) -> Lost:
-        self._leave()
+        """What was told or found; if nothing was, what the first rank to notice anything heard."""
         try:
             self._board.limit(PATIENCE)
-            missing = self._wait_for_others(PATIENCE)
-            failure = self.read("failure")
-            if failure is not None:
-                told = json.loads(failure)
-                message = f"rank {told['rank']} on {told['host']} failed: {told['message']}"
-                return Lost(message, told["code"], passes=told["passes"])
-            names = [f"rank {r} on {self.read(f'host/{r}') or 'an unknown host'}" for r in missing]
+            words = self._board.first("noticed", str(error).splitlines()[0])
+            self._leave()
+            return (self._pulse.cause() or self._pulse.tell(Failure(f"the ranks lost touch: {words}"))).lost()
         except Exception:
-            return Lost("rank 0, the server, was lost (killed, out of memory or hung)", ranks=[0])
-        if names:
-            # A rank in the middle of local training answers as little as a dead one.
-            who = names[0] if len(names) == 1 else f"one of {' and '.join(names)}"
-            return Lost(f"{who} was lost (killed, out of memory or hung)", ranks=missing)
-        return Lost(f"the ranks lost touch: {str(error).splitlines()[0]}")
-
-    def _wait_for_others(self, seconds: float) -> list[int]:
-        """Say that this rank lives; the ranks that have come, but say nothing for so long, are returned."""
-        self.post(f"alive/{self.rank}", "1")
-        absent = {self.rank, *self._absent()}
-        missing = [r for r in range(self.size) if r not in absent]
-        end = time.monotonic() + seconds
-        while missing and time.monotonic() < end:
-            missing = [r for r in missing if self.read(f"alive/{r}") is None]
-            if self.read("failure") is not None and self.rank != 0:
-                break
-            time.sleep(0.05)
-        return missing
+            self._leave()
+            return self._pulse.without_server().lost()
 
 
 _runs = itertools.count()
@@ -248,23 +324,6 @@ def _attempt(place: Place) -> str:
 
 def connect(place: Place | None, topology: Topology, comm: Communication, stop: StopRequest) -> Comm:
     return Alone(topology) if place is None else Cluster(place, topology, comm, stop)
-
-
-def pick_device(topology: Topology, local_rank: int, ranks: int) -> torch.device:
-    """The GPU of this local rank; CUDA_VISIBLE_DEVICES is what counts as there."""
-    gpus = torch.cuda.device_count() if topology.device != "cpu" else 0
-    if topology.device == "cuda" and not gpus:
-        raise ValueError(
-            "topology.device is cuda, but no GPU is visible: check CUDA_VISIBLE_DEVICES or use device auto"
-        )
-    if not gpus:
-        return torch.device("cpu")
-    if ranks > gpus and not topology.oversubscribe:
-        raise ValueError(
-            f"{ranks} ranks share {gpus} visible GPUs on this node: start {gpus} ranks a node, "
-            "or set topology.oversubscribe=true to share GPUs over gloo"
-        )
-    return torch.device("cuda", local_rank % gpus)
 
 
 def host() -> str:

@@ -2,6 +2,7 @@
 
 FL_DIST_FAULT=local:3@2              rank 2 kills itself when it passes the point `local` for the third time
 FL_DIST_FAULT=sync:1@1=sleep:7       rank 1 sleeps 7 s at its first sync to disk
+FL_DIST_FAULT=local:3@1=stop         rank 1 is stopped at its third client, as by a debugger
 FL_DIST_FAULT=sync:2=fail,local:9    rank 0's second sync fails, and at its ninth client it kills itself
 """
 
@@ -47,6 +48,8 @@ def _act(action: str) -> None:
     kind, _, seconds = action.partition(":")
     if kind == "sleep":
         time.sleep(float(seconds))
+    elif kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif kind == "fail":
         raise OSError(errno.EIO, "a fault was asked for")
     else:

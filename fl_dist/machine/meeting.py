@@ -68,6 +68,16 @@ class Board:
         with self._asking():
             return self.store.get(key).decode() if self.store.check([key]) else None
 
+    def read_all(self, keys: list[str]) -> list[str]:
+        """Texts that are there: of others this would wait."""
+        with self._asking():
+            return [text.decode() for text in self.store.multi_get(keys)] if keys else []
+
+    def first(self, key: str, text: str) -> str:
+        """The text that was posted first under that key; this one, if there was none."""
+        with self._asking():
+            return self.store.compare_set(key, "", text).decode()
+
     def forget(self, key: str) -> None:
         with self._asking():
             self.store.delete_key(key)
@@ -179,9 +189,41 @@ def _cut(port: int) -> None:
 
 def _connections(port: int) -> Iterator[socket.socket]:
     """This process's ends of its connections to that port, whichever library made them."""
+    return (end for _, end in _connected() if end.getpeername()[1] == port)
+
+
+class Links:
+    """The connections that a library makes within the context; those to the store's port are not among them."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._others: set[int] = set()
+        self._own: set[int] = set()
+
+    def __enter__(self) -> "Links":
+        self._others = {inode for inode, _ in _connected()}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._own = {
+            inode
+            for inode, end in _connected()
+            if inode not in self._others and self._port not in (end.getpeername()[1], end.getsockname()[1])
+        }
+
+    def cut(self) -> None:
+        """Whatever waits for them fails at once, on both ends; the library itself would wait for what is under way."""
+        for inode, end in _connected():
+            if inode in self._own:
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def _connected() -> Iterator[tuple[int, socket.socket]]:
+    """This process's connections, by the number of their ends' inodes."""
     for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
         with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+            found = os.fstat(int(name))
+            if stat.S_ISSOCK(found.st_mode):
                 with socket.socket(fileno=os.dup(int(name))) as end:
-                    if end.family in (socket.AF_INET, socket.AF_INET6) and end.getpeername()[1] == port:
-                        yield end
+                    if end.family in (socket.AF_INET, socket.AF_INET6) and end.getpeername():
+                        yield found.st_ino, end

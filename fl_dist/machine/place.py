@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 REMEDY = "start ranks with torchrun, launch.local or srun, or unset the variable to run in one process"
 PORTS = range(20000, 30000)
-"""Where the ranks of a Slurm job meet, by the job's number: jobs that share a node do not collide."""
+"""Where the ranks of a Slurm job meet: jobs that share a node, and steps of one job, hardly collide."""
 
 
 class BadPlace(ValueError):
@@ -42,8 +42,9 @@ def find(environ: Mapping[str, str] = os.environ) -> Place | None:
     return None
 
 
-def port_of(job: int) -> int:
-    return PORTS[job % len(PORTS)]
+def port_of(job: int, step: int = 0) -> int:
+    """Neighbouring numbers are those of jobs that run at the same time: steps go far from them."""
+    return PORTS[(job + 3571 * step) % len(PORTS)]
 
 
 def _of_torchrun(environ: Mapping[str, str]) -> Place:
@@ -72,7 +73,7 @@ def _of_srun(environ: Mapping[str, str]) -> Place:
         _number(environ, "SLURM_LOCALID", 0, local_size - 1),
         local_size,
         _first_host(environ.get("SLURM_STEP_NODELIST", "127.0.0.1")),
-        port_of(job + step),
+        port_of(job, step),
         launched=True,
     )
 

@@ -9,6 +9,7 @@ import threading
 from types import TracebackType
 
 from fl_dist import PARENT
+from fl_dist.common.terminal import complain
 
 REQUEUE = 75
 """Exit code of an interrupted run that can be resumed (EX_TEMPFAIL)."""
@@ -80,3 +81,16 @@ class StopRequest:
     def settle(self) -> None:
         """The run has ended by itself: the grace time no longer counts."""
         self.requested = False
+
+
+class EndAtOnce(StopRequest):
+    """For a process that has nothing to save: a signal ends it, with a line if it is one that speaks."""
+
+    def __init__(self, what: str, speaks: bool) -> None:
+        super().__init__(0.0)
+        self.what, self.speaks = what, speaks
+
+    def _request(self, name: str) -> None:
+        if self.speaks:
+            complain(f"{name} received: {self.what}")
+        os._exit(128 + signal.Signals[name])

@@ -5,14 +5,18 @@ import json
 import logging
 import netrc
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlparse
 
 from fl_dist.config import Config, Wandb, dump
-from fl_dist.monitor.follower import FINISH_SECONDS
+from fl_dist.monitor.follower import FINISH_SECONDS, NOT_MEANT
+from fl_dist.storage.folder import ATTEMPTS
+from fl_dist.tasks import Headline
 
 log = logging.getLogger("fl_dist")
 LOG = "wandb.log"
@@ -27,10 +31,10 @@ class NoMirror:
         pass
 
 
-def open_mirror(config: Config, folder: Path) -> Mirror:
+def open_mirror(config: Config, folder: Path, headline: Headline) -> Mirror:
     """The mirror that the configuration asks for; it begins with the rows that are there."""
     mode = resolve(config.monitor.wandb)
-    return NoMirror() if mode == "disabled" else WandbMirror(config, folder, mode)
+    return NoMirror() if mode == "disabled" else WandbMirror(config, folder, mode, headline)
 
 
 def resolve(wandb: Wandb) -> str:
@@ -53,15 +57,22 @@ def has_account() -> bool:
 class WandbMirror:
     """What W&B prints, tracebacks included, goes to logs/wandb.log; a mirror that fails is a warning."""
 
-    def __init__(self, config: Config, folder: Path, mode: str) -> None:
+    def __init__(self, config: Config, folder: Path, mode: str, headline: Headline) -> None:
         self.mode, self.log = mode, folder / "logs" / LOG
         self._process: subprocess.Popen[str] | None = None
-        order = {"mode": mode, "config": dump(config), **config.monitor.wandb.model_dump(exclude={"mode"})}
+        order = {"mode": mode, "config": dump(config), "headline": headline._asdict(), "about": _last_attempt(folder)}
+        order |= config.monitor.wandb.model_dump(exclude={"mode"})
         command = [sys.executable, "-m", "fl_dist.monitor.follower", str(folder)]
         try:
-            with open(self.log, "ab") as output:
+            with open(self.log, "ab") as output, _blocked(NOT_MEANT):
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=output, stderr=output, text=True, env=_environment()
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    text=True,
+                    env=_environment(),
+                    start_new_session=True,  # launchers end a rank's whole group, and this is to have the last rows
                 )
         except OSError as e:
             log.warning("the W&B mirror could not be started: %s; training goes on", e)
@@ -85,11 +96,28 @@ class WandbMirror:
                 log.warning("the W&B mirror stopped, see %s; training went on", self.log)
 
 
+@contextlib.contextmanager
+def _blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """They wait; for a process that is started here, until it says otherwise."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _tell(process: subprocess.Popen[str], words: dict[str, Any], last: bool = False) -> None:
     assert process.stdin is not None
     with contextlib.suppress(OSError):  # it has ended; close() says so
         process.stdin.write(json.dumps(words) + "\n")
         process.stdin.close() if last else process.stdin.flush()
+
+
+def _last_attempt(folder: Path) -> dict[str, Any]:
+    """Versions, hosts and the rest of what a run remembers of its attempts."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return json.loads((folder / ATTEMPTS).read_text().splitlines()[-1])
+    return {}
 
 
 def _environment() -> dict[str, str]:

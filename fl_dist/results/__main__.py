@@ -17,9 +17,11 @@ from pathlib import Path
 
 from fl_dist.common.paths import expand
 from fl_dist.common.terminal import at_least
-from fl_dist.config.sweeps import Table
+from fl_dist.config.sweeps import Also, Table
+from fl_dist.drawing import timeline
+from fl_dist.drawing.base import check
 from fl_dist.results.collect import COSTS, Collection, collect
-from fl_dist.results.curves import check, draw
+from fl_dist.results.curves import draw
 from fl_dist.results.render import FORMATS, SUFFIXES
 from fl_dist.results.table import figures
 
@@ -28,13 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     try:
         found = collect([str(expand(word)) if "=" not in word else word for word in arguments.runs], arguments.only)
-        kind, curves = _kind(arguments), expand(arguments.curves) if arguments.curves else None
-        if curves:
-            check(curves)
+        kind = _kind(arguments)
+        curves, lanes = _picture(arguments.curves), _picture(arguments.timeline)
         table = figures(found, _table(arguments, found), arguments.cost or ["rounds"], _published(arguments, found))
         _write(FORMATS[kind](table), arguments.output)
         if curves and not draw(found, curves, arguments.against):
             print("no run has a score yet: no curves were drawn", file=sys.stderr)
+        if lanes and not timeline.draw({o.name: o.history for o in found.outcomes}, lanes):
+            print("no run tells of its workers: no timeline was drawn", file=sys.stderr)
     except (ValueError, OSError) as e:
         terminal.complain(e, e if arguments.traceback else None)
         return 2
@@ -65,15 +68,32 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cost", choices=tuple(COSTS), action="append", help="in what that is told (default rounds; may be repeated)"
     )
+    parser.add_argument(
+        "--also",
+        action="append",
+        metavar="KEY",
+        help="also a number of the rows, such as diagnostics.lpf.lpf, of the last round that has it (may be repeated)",
+    )
+    parser.add_argument(
+        "--spread", choices=("seeds", "rounds"), help="what ± is over (default: seeds or, of one run, its last rounds)"
+    )
     parser.add_argument("--format", choices=tuple(FORMATS), help="default: by the name of the output, or text")
     parser.add_argument("-o", "--output", metavar="FILE", help=f"{', '.join(SUFFIXES)} (default: the terminal)")
     parser.add_argument("--curves", metavar="FILE", help="also draw the learning curves: .png, .pdf or .svg")
+    parser.add_argument("--timeline", metavar="FILE", help="also draw who worked when, in the last rounds of each run")
     parser.add_argument("--against", choices=tuple(COSTS), default="rounds", help="what the curves are drawn over")
     parser.add_argument(
         "--published", metavar="FILE", help="numbers to show beside ours (default: published.csv beside the sweep)"
     )
     terminal.add_traceback(parser)
     return parser
+
+
+def _picture(named: str | None) -> Path | None:
+    if named is None:
+        return None
+    check(file := expand(named))
+    return file
 
 
 def _finite(text: str) -> float:
@@ -83,8 +103,14 @@ def _finite(text: str) -> float:
 
 
 def _table(arguments: argparse.Namespace, found: Collection) -> Table:
+    table = found.sweep.table
     given = {"measure": arguments.measure, "last": arguments.last, "targets": arguments.target}
-    return found.sweep.table.model_copy(update={key: value for key, value in given.items() if value is not None})
+    given |= {"spread": arguments.spread, "also": arguments.also and table.also | _also(arguments.also)}
+    return table.model_copy(update={key: value for key, value in given.items() if value is not None})
+
+
+def _also(keys: Sequence[str]) -> dict[str, Also]:
+    return {key: Also(key=key) for key in keys if key}
 
 
 def _published(arguments: argparse.Namespace, found: Collection) -> Path | None:

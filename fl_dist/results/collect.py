@@ -1,14 +1,14 @@
 """Runs with their places in a table: from a sweep's file, or from folders whose configurations differ."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fl_dist.common.reading import ConfigError, read_yaml
-from fl_dist.common.words import nearest
+from fl_dist.common.words import message, nearest, shortened
 from fl_dist.config import LAYOUT
 from fl_dist.config.loading import leaves
 from fl_dist.config.sweeps import COLUMN, LIST, ROW, Sweep, axes, is_meant, read
@@ -56,6 +56,19 @@ class Outcome:
         found = [(row["round"], row.get(name)) for row in self.history]
         return [(index, score) for index, score in found if score is not None and math.isfinite(score)]
 
+    def numbers(self, key: str) -> list[float | None]:
+        """What stands under a key with dots, in the rows that have it; None: it could not be measured."""
+        return [value for row in self.history for value in self._under(row, key)]
+
+    def _under(self, row: Any, key: str) -> list[float | None]:
+        for name in key.split("."):
+            if not isinstance(row, dict) or name not in row:
+                return []
+            row = row[name]
+        if row is not None and (isinstance(row, bool) or not isinstance(row, int | float)):
+            raise ConfigError(f"{key} in {self.path / METRICS} is {shortened(repr(row))}, not a number")
+        return [row]
+
     def spent(self, cost: str, until: int) -> float:
         """What the first rounds cost."""
         return sum(COSTS[cost](row) for row in self.history if row["round"] <= until)
@@ -66,6 +79,7 @@ COSTS = {
     "gigabytes": lambda row: (row["bytes_down"] + row["bytes_up"]) / 1e9,
     "passes": lambda row: row["forwards"] + row["backwards"],
     "minutes": lambda row: row["seconds"]["total"] / 60,
+    "local_minutes": lambda row: row["seconds"]["local"] / 60,
 }
 """By name, what a round costs."""
 
@@ -79,6 +93,8 @@ class Collection:
     sweep: Sweep
     published: Path | None = None
     """Where numbers to compare with may stand."""
+    unread: dict[Path, str] = field(default_factory=dict)
+    """Runs that were left out, and why."""
 
     @property
     def rows(self) -> list[str]:
@@ -92,13 +108,13 @@ class Collection:
         return [outcome for outcome in self.outcomes if (outcome.row, outcome.column) == (row, column)]
 
 
-def collect(words: Sequence[str], only: Sequence[str] = ()) -> Collection:
-    """Of `SWEEP.yaml key=value ...`, or of folders of runs."""
+def collect(words: Sequence[str], only: Sequence[str] = (), lenient: bool = False) -> Collection:
+    """Of `SWEEP.yaml key=value ...`, or of folders of runs; a lenient one does without those that cannot be read."""
     if not words:
         raise ConfigError("name a sweep's file, or folders of runs")
     first = Path(words[0])
     if first.is_dir() or not first.suffix:
-        return _of_folders(words, only)
+        return _of_folders(words, only, lenient)
     sweep, cells = read(words[0], words[1:], only)
     row, columns = _table_axes(sweep)
     outcomes = [
@@ -123,21 +139,20 @@ def _table_axes(sweep: Sweep) -> tuple[str, list[str]]:
     return row, sorted(rest, key=lambda axis: axis != COLUMN)
 
 
-def _of_folders(folders: Sequence[str], only: Sequence[str]) -> Collection:
+def _of_folders(folders: Sequence[str], only: Sequence[str], lenient: bool) -> Collection:
     if odd := [word for word in folders if "=" in word and not Path(word).exists()]:
         raise ConfigError(f"{odd[0]} overrides nothing: runs that are there have their settings; name folders only")
     found = {run.resolve(): run for folder in folders for run in runs_below(Path(folder))}
-    paths = list(found.values())
-    if not paths:
+    if not found:
         raise ConfigError(f"no run in {', '.join(folders)}; a run's folder has a {CONFIG}")
-    configs = [_plain(path) for path in paths]
+    configs, unread = _configs(found.values(), lenient)
     by_name: dict[Any, list[dict[str, Any]]] = {}
-    for config in configs:
+    for config in configs.values():
         by_name.setdefault(config.get("algorithm.name"), []).append(config)
     within = {name: _differing(group, "algorithm.") for name, group in by_name.items()}
-    elsewhere = [key for key in _differing(configs, "") if not key.startswith("algorithm.")]
+    elsewhere = [key for key in _differing([*configs.values()], "") if not key.startswith("algorithm.")]
     outcomes = []
-    for path, config in zip(paths, configs, strict=True):
+    for path, config in configs.items():
         name = config.get("algorithm.name")
         row = " ".join([str(name or "parts"), *(_told(config, key) for key in within[name])])
         column = ", ".join(_told(config, key) for key in elsewhere)
@@ -145,13 +160,28 @@ def _of_folders(folders: Sequence[str], only: Sequence[str]) -> Collection:
     chosen = [o for o in outcomes if is_meant(o.path.name, (o.name, o.row, o.column), only)]
     if not chosen:
         raise ConfigError(f"no run is {' or '.join(map(repr, only))}; {nearest(only[0], {o.row for o in outcomes})}")
-    return Collection("runs", chosen, Sweep())
+    return Collection("runs", chosen, Sweep(), unread=unread)
+
+
+def _configs(paths: Iterable[Path], lenient: bool) -> tuple[dict[Path, dict[str, Any]], dict[Path, str]]:
+    """Of each run, or why there is none; one at least has to be readable."""
+    configs, unread = dict[Path, dict[str, Any]](), dict[Path, str]()
+    for path in paths:
+        try:
+            configs[path] = _plain(path)
+        except ConfigError as e:
+            if not lenient:
+                raise
+            unread[path] = message(e)
+    if not configs:
+        raise ConfigError(next(iter(unread.values())))
+    return configs, unread
 
 
 def _plain(path: Path) -> dict[str, Any]:
     """The configuration as key.sub: value, without what changes no result; seeds are what a table averages over."""
     given = read_yaml(path / CONFIG)
-    if not isinstance(given, dict):
+    if not isinstance(given, dict) or type(given.get("rounds")) is not int:
         raise ConfigError(f"{path / CONFIG} is not a configuration")
     return {k: v for k, v in leaves(given) if k not in (SEED, "rounds") and not f"{k}.".startswith(_PLACES)}
 

@@ -4,18 +4,14 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fl_dist.drawing.base import COLOURS, DASHES, blank
 from fl_dist.results.collect import COSTS, Collection, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people who do not see all colours can tell apart; then the same with other dashes.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A800")
-DASHES = ("-", "--", ":", "-.")
 ACROSS = 3
 """Panels side by side."""
-SUFFIXES = (".png", ".pdf", ".svg")
 
 
 def draw(found: Collection, file: Path, against: str = "rounds") -> bool:
@@ -33,24 +29,8 @@ def draw(found: Collection, file: Path, against: str = "rounds") -> bool:
         panel.set_axis_off()
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=9)
-    file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file)
     return True
-
-
-def check(file: Path) -> None:
-    if file.suffix not in SUFFIXES:
-        raise ValueError(f"{file} is not a picture: its name has to end in {', '.join(SUFFIXES)}")
-
-
-def blank(file: Path, inches: tuple[float, float]) -> "Figure":
-    """An empty figure that can be saved to the file."""
-    check(file)
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("drawing needs matplotlib: pip install matplotlib") from None
-    return Figure(figsize=inches, dpi=150, layout="constrained")
 
 
 def _panel(panel: "Axes", found: Collection, column: str, against: str) -> None:
@@ -81,6 +61,7 @@ def _panel(panel: "Axes", found: Collection, column: str, against: str) -> None:
 
 
 LABELS = {"rounds": "round", "gigabytes": "sent to and from clients (GB)", "passes": "passes", "minutes": "minutes"}
+LABELS |= {"local_minutes": "minutes of local training"}
 assert LABELS.keys() == COSTS.keys()
 
 

@@ -5,7 +5,7 @@ import io
 from collections.abc import Callable
 from itertools import groupby
 
-from fl_dist.results.table import NO_RUN, NOT_REACHED, Figures, Measure, Number
+from fl_dist.results.table import FAILED, NO_RUN, NOT_REACHED, Figures, Measure, Number
 
 
 def text(figures: Figures) -> str:
@@ -97,7 +97,9 @@ def shown(number: Number, measure: Measure, figures: Figures) -> str:
         ours += "*"
     if number.published is None:
         return ours
-    value, std = (NOT_REACHED if text == "x" else text for text in number.published)
+    value, std = number.published
+    if value == "x":
+        value = NOT_REACHED if measure.cost else FAILED
     return f"{ours} ({value} ± {std})" if std else f"{ours} ({value})"
 
 
@@ -106,6 +108,8 @@ def _figure(value: float, measure: Measure, figures: Figures) -> str:
         return f"{value:,.0f}"
     if measure.cost:
         return f"{value:.3g}"
+    if measure.also:
+        return f"{100 * value:.2f}" if measure.also.percent else f"{value:.4g}"
     return figures.headline.shown(value).removesuffix(" %")
 
 
@@ -113,12 +117,13 @@ def _plain(value: float | None, measure: Measure, figures: Figures) -> str:
     """A number for another program: percent as in the table, all its digits."""
     if value is None:
         return ""
-    return repr(100 * value if figures.headline.percent and not measure.cost else value)
+    percent = measure.also.percent if measure.also else figures.headline.percent and not measure.cost
+    return repr(100 * value if percent else value)
 
 
 def _heads(figures: Figures) -> list[tuple[str, str]]:
     """Of each column the label and, where there are several kinds of numbers, which it holds."""
-    several = any(measure.cost for _, measure in figures.columns)
+    several = any(measure.cost or measure.also for _, measure in figures.columns)
     return [(column or figures.headline.name, measure.head if several else "") for column, measure in figures.columns]
 
 

@@ -23,7 +23,8 @@ from fl_dist.config import Config, differences, dump
 MODEL, CONFIG, METRICS, CHECKPOINT = "model.safetensors", "config.yaml", "metrics.jsonl", "checkpoint"
 REMAINS = (METRICS, CHECKPOINT, MODEL)
 """Of what a run leaves, what cannot be made again in a moment."""
-RECORD, LOCK, SUMMARY = "run.json", "lock", "summary.json"
+RECORD, LOCK, SUMMARY, DIAGNOSTICS = "run.json", "lock", "summary.json", "diagnostics.jsonl"
+ATTEMPTS, CLIENTS = "attempts.jsonl", "clients.json"
 CODE = "code"
 """Among the contents of a run: the hash of the user's own source files."""
 log = logging.getLogger("fl_dist")
@@ -66,6 +67,18 @@ def runs_below(folder: Path) -> list[Path]:
     return sorted(file.parent for file in folder.rglob(CONFIG)) if not (folder / CONFIG).exists() else [folder]
 
 
+def locked(run: Path) -> bool:
+    """Whether a run holds its folder at this moment. (A run that starts waits for those who look.)"""
+    try:
+        with open(run / LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file by rename, after its bytes are on disk."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -81,6 +94,13 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.unlink(name)
         raise
     sync_folder(path.parent)
+
+
+def append_lines(path: Path, entries: list[dict[str, Any]]) -> None:
+    """Add JSON objects to a file, one a line, in one write."""
+    data = "".join(f"{json.dumps(entry)}\n" for entry in entries).encode()
+    with open(path, "ab", buffering=0) as file:
+        file.write(data)
 
 
 class RunFolder:

@@ -4,7 +4,6 @@ The fate of a save is known to rank 0 and told to all with the next round's orde
 whatever reason and on whichever rank, are unsaved again on every rank.
 """
 
-import contextlib
 import itertools
 import json
 import logging
@@ -18,6 +17,7 @@ from typing import Any
 
 from fl_dist.machine import faults
 from fl_dist.machine.comm import Comm
+from fl_dist.machine.copies import HOST, Copies
 from fl_dist.storage import checkpoint
 from fl_dist.storage.checkpoint import Entry, Index, Manifest, PackWriter, Save, Tensors, folder_name
 from fl_dist.storage.folder import sync_folder, write_atomically
@@ -31,48 +31,31 @@ PATROL = 8
 CARRIED = "clients-carried.pack"
 VOICE = 30.0
 """Seconds after which a save that waits for a rank says so."""
-BEAT, SILENCE = 0.5, 20.0
-"""At the end of a run: seconds between two signs of life of a rank that saves, and after which one without is lost."""
 
 
 class Saver:
     """This rank's part of a save: one thread at a time that writes what the rank holds."""
 
-    def __init__(self, root: Path, comm: Comm, run: str, timeout: float) -> None:
-        self.root, self.comm, self.run, self._silence = root, comm, run, min(timeout, SILENCE)
+    def __init__(self, root: Path, comm: Comm, run: str, copies: Copies = HOST) -> None:
+        self.root, self.comm, self.run, self.copies = root, comm, run, copies
         self.chief: Chief | None = None
         """On rank 0: completes the saves of all ranks."""
         self._thread: threading.Thread | None = None
         self._abandoned = threading.Event()
-        self._beats, self._finishing = itertools.count(), False
 
     @property
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, round_: int, clients: dict[int, Tensors], server: Tensors | None, extra: dict[str, Any]) -> None:
-        """Begin a save of what the arguments hold; nobody may write to these tensors any more."""
-        self._join_aloud()
+        """Begin a save of what the arguments hold, once it has arrived; nobody may write to it any more."""
+        self.join()
         self._thread = threading.Thread(target=self._run, args=(round_, clients, server, extra), daemon=True)
         self._thread.start()
 
     def join(self) -> None:
         if self._thread is not None:
             self._thread.join()
-
-    def finish(self) -> None:
-        """After the last round, in which the messages of rounds no longer tell whether a rank lives."""
-        self._finishing = True
-        self._join_aloud()
-
-    def _join_aloud(self) -> None:
-        """Wait for the thread, and meanwhile tell rank 0 that this rank lives."""
-        with contextlib.suppress(RuntimeError):  # rank 0 is gone, and with it the save
-            while self.busy:
-                self.comm.post(f"beat/{self.comm.rank}", str(next(self._beats)))
-                assert self._thread is not None
-                self._thread.join(BEAT)
-        self.join()
 
     def close(self) -> None:
         """End the thread, whatever it waits for: one left behind in the store would crash the interpreter's end."""
@@ -101,6 +84,7 @@ class Saver:
         folder.mkdir(parents=True, exist_ok=True, mode=0o755)
         (folder / checkpoint.UNFINISHED).write_text(self.run)
         faults.point("save-begin")
+        self.copies.arrive()
         if server is not None:
             mine["server"] = checkpoint.write_server(folder, server)
         if clients:
@@ -126,19 +110,12 @@ class Saver:
     def _await(self, round_: int, rank: int) -> dict[str, Any]:
         """What a rank says of its part, however long it takes: a slow disk is no failure, a lost rank ends the run."""
         key, began, told = f"save/{round_}/{rank}", time.monotonic(), VOICE
-        beat, heard = None, began
         while (text := self.comm.read(key)) is None:
-            if self._abandoned.wait(0.01) or self.comm.read("failure"):
-                raise RuntimeError("the run ended before every rank had saved")
-            now = time.monotonic()
-            if now - began > told:
+            if self._abandoned.wait(0.01) or self.comm.trouble():
+                raise RuntimeError(self.comm.trouble() or "the run ended before every rank had saved")
+            if time.monotonic() - began > told:
                 log.warning("the save of round %d waits for rank %d since %.0f s", round_, rank, told)
                 told *= 2
-            last = self.comm.read(f"beat/{rank}")
-            if last != beat or not self._finishing:
-                beat, heard = last, now
-            elif now - heard > self._silence:
-                raise RuntimeError(f"rank {rank} was lost while it saved")
         self.comm.forget(key)
         return json.loads(text)
 

@@ -1,0 +1,290 @@
+"""Promise: who evaluates the global model is a matter of speed, and of nothing else."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fl_dist.engine import client, tape, worker
+from fl_dist.engine.clock import Clock
+from fl_dist.engine.evaluate import Choice, Sums
+from fl_dist.engine.outcome import later
+from fl_dist.engine.tape import Tape
+from fl_dist.main import main
+from fl_dist.tasks.classification import Classification
+from tests.guide import write_files
+from tests.jobs import QUIET, metrics, model_hash, results, run_ranks, started_ranks
+
+WHERE = ("server", "workers", "auto")
+SMALL = (*QUIET, "rounds=3", "clients={total: 6, per_round: 4}", "local={epochs: 1, batch_size: 10, lr: 0.05}")
+SETTINGS: dict[str, Sequence[str]] = {
+    "classes": ("model={name: cnn, norm: batch}", "local.steps=2", "evaluate={batch_size: 70, every: 2}"),
+    "numbers": (
+        "task=regression",
+        "data=my_data:waves",
+        "partition=iid",
+        "model=my_models:net",
+        "evaluate.batch_size=7",
+    ),
+    "tokens": ("task=next_token", "data=my_text:letters", "partition=iid", "model=my_text:Letters", "algorithm=fedacg"),
+    "five rows": ("data={name: npz, path: five.npz}", "model=mlp", "evaluate.batch_size=2", "algorithm=fedgmt"),
+    "one row": ("data={name: npz, path: one.npz}", "model=mlp", "algorithm=fednsam"),
+    "by class": ("model=mlp", "task=tests.test_evaluate:ByClass", "local.steps=1", "evaluate.batch_size=4"),
+    "by guess": ("model=mlp", "task=tests.test_evaluate:ByGuess", "local.steps=1", "evaluate.batch_size=4"),
+}
+"""BatchNorm, every task, models that clients do not start from, ranks without a batch, names that depend on it."""
+
+
+class ByClass(Classification):
+    """Names what it measures by what it meets."""
+
+    def measure(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        values = super().measure(outputs, y)
+        return values | {f"of_{c}": values["accuracy"][y == c] for c in y.unique().tolist()}
+
+
+class ByGuess(Classification):
+    def measure(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        values, guess = super().measure(outputs, y), outputs.argmax(-1)
+        return values | {f"guess_{c}": values["loss"][guess == c] for c in guess.unique().tolist()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With runs of one process."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    write_files(folder)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)), rng.integers(0, 3, 60)
+    for name, rows in (("five", 5), ("one", 1)):
+        np.savez(folder / f"{name}.npz", x_train=x, y_train=y, x_test=x[:rows], y_test=y[:rows])
+    codes, outputs = run_ranks(1, *(arguments(folder, folder / "alone" / name, name) for name in SETTINGS))
+    assert not any(codes), outputs
+    return folder
+
+
+def arguments(folder: Path, run: Path, name: str, *more: str) -> list[str]:
+    file = folder / "config.yaml"
+    file.write_text("seed: 0\n")
+    settings = [setting.replace("path: ", f"path: {folder}/") for setting in SETTINGS[name]]
+    return [str(file), *SMALL, *settings, f"run.dir={run}", "topology.server=shared", *more]
+
+
+@pytest.mark.parametrize(("ranks", "server"), [(2, "dedicated"), (2, "shared"), (3, "dedicated"), (3, "shared")])
+def test_the_numbers_are_those_of_one_process(folder: Path, tmp_path: Path, ranks: int, server: str) -> None:
+    runs = [(where, name) for where in WHERE for name in SETTINGS]
+    commands = [
+        arguments(folder, tmp_path / where / name, name, f"topology.server={server}", f"evaluate.where={where}")
+        for where, name in runs
+    ]
+    codes, outputs = run_ranks(ranks, *commands, timeout=300)
+    assert not any(codes), outputs
+    for where, name in runs:
+        assert results(tmp_path / where / name) == results(folder / "alone" / name), (where, name)
+        assert model_hash(tmp_path / where / name) == model_hash(folder / "alone" / name), (where, name)
+        assert set(evaluators(tmp_path / where / name)) <= {0, 1, ranks}
+    assert evaluators(tmp_path / "server" / "classes") == [0, 1, 1]
+    assert evaluators(tmp_path / "workers" / "classes") == [0, ranks, ranks]
+
+
+def evaluators(run: Path) -> list[int]:
+    """How many ranks evaluated each round."""
+    return [sum("evaluate" in did for did in row["workers"].values()) for row in metrics(run)]
+
+
+def test_a_shared_server_soon_lets_all_ranks_evaluate(folder: Path, tmp_path: Path) -> None:
+    """One row a batch takes much longer than one step of local training."""
+    more = ("evaluate.batch_size=1", "evaluate.every=1", "rounds=6")
+    codes, outputs = run_ranks(2, arguments(folder, tmp_path, "classes", *more))
+    assert not any(codes), outputs
+    assert evaluators(tmp_path)[:2] == [1, 1]
+    assert 2 in evaluators(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("point", "ranks", "where"),
+    [("evaluate:1@0", 2, "workers"), ("evaluate:3@1", 1, "auto"), ("evaluate:8@2", 3, "server")],
+)
+def test_a_kill_in_the_middle_of_an_evaluation_changes_nothing(
+    folder: Path, tmp_path: Path, point: str, ranks: int, where: str
+) -> None:
+    cut = arguments(folder, tmp_path, "numbers", "evaluate.where=workers", "topology.server=dedicated")
+    codes, outputs = run_ranks(3, cut, FL_DIST_FAULT=point)
+    assert -signal.SIGKILL in codes and 0 not in codes, outputs
+    codes, outputs = run_ranks(ranks, arguments(folder, tmp_path, "numbers", f"evaluate.where={where}"))
+    assert not any(codes), outputs
+    assert results(tmp_path) == results(folder / "alone" / "numbers")
+    assert model_hash(tmp_path) == model_hash(folder / "alone" / "numbers")
+
+
+def test_a_signal_ends_a_run_whose_ranks_all_evaluate(folder: Path, tmp_path: Path) -> None:
+    more = ("rounds=60", "evaluate.where=workers", "topology.server=dedicated")
+    long = arguments(folder, tmp_path / "whole", "numbers", "rounds=60")
+    assert run_ranks(1, long)[0] == [0]
+    cut = arguments(folder, tmp_path / "cut", "numbers", *more)
+    with started_ranks(3, cut) as ranks:
+        rows, end = tmp_path / "cut" / "metrics.jsonl", time.monotonic() + 60
+        while not (rows.exists() and len(metrics(tmp_path / "cut")) > 2):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        os.kill(ranks[1].pid, signal.SIGTERM)
+        outputs = [rank.communicate(60)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [75] * 3, outputs
+    assert evaluators(tmp_path / "cut")[-1] == 3, "also of the round in which the signal came"
+    codes, outputs = run_ranks(2, cut)
+    assert not any(codes), outputs
+    assert results(tmp_path / "cut") == results(tmp_path / "whole")
+    assert model_hash(tmp_path / "cut") == model_hash(tmp_path / "whole")
+
+
+ALONE, TOGETHER = False, True
+
+
+@pytest.mark.parametrize(
+    ("where", "ranks", "seen", "beside", "expected"),
+    [
+        ("server", 8, [(ALONE, 9.0)] * 2, 0.0, False),
+        ("workers", 8, [], 100.0, True),
+        ("workers", 1, [], 0.0, False),
+        ("auto", 1, [(ALONE, 9.0)] * 2, 0.0, False),
+        ("auto", 8, [], 0.0, False),  # nothing is known
+        ("auto", 8, [(ALONE, 90.0)], 0.0, False),  # the first brings the rows to the device
+        ("auto", 8, [(ALONE, 90.0), (ALONE, 8.0)], 0.0, True),  # 1 s and 0.5 s of sending
+        ("auto", 8, [(ALONE, 90.0), (ALONE, 8.0)], 9.0, False),  # beside training it costs nothing
+        ("auto", 8, [(ALONE, 90.0), (ALONE, 8.0)], 6.0, True),  # 1.5 s instead of 2 s
+        ("auto", 8, [(ALONE, 90.0), (ALONE, 8.0)], 7.0, False),  # 1.5 s instead of 1 s
+        ("auto", 8, [(ALONE, 90.0), (ALONE, 8.0)], -3.0, True),
+        ("auto", 2, [(ALONE, 0.9), (ALONE, 0.8)], 0.0, False),  # 0.4 s and 0.5 s of sending
+        ("auto", 8, [(ALONE, 9.0), (ALONE, 8.0), (TOGETHER, 50.0)], 0.0, True),  # rows again
+        ("auto", 8, [(ALONE, 9.0), (ALONE, 8.0), (TOGETHER, 50.0), (TOGETHER, 9.0)], 0.0, False),
+        ("auto", 8, [(ALONE, 9.0), (ALONE, 80.0), (TOGETHER, 2.0), (TOGETHER, 1.0)], 7.5, False),  # 80 s was a hiccup
+    ],
+)
+def test_measured_times_decide_who_evaluates(
+    where: str, ranks: int, seen: list[tuple[bool, float]], beside: float, expected: bool
+) -> None:
+    choice = Choice(where, ranks)
+    for together, seconds in seen:
+        choice.observe(together, seconds)
+    assert choice.together(beside, send=0.5) is expected
+
+
+@given(
+    alone=st.floats(0.01, 100),
+    together=st.floats(0.01, 100),
+    beside=st.floats(0, 100),
+    send=st.floats(0, 10),
+    ranks=st.integers(2, 64),
+)
+@settings(deadline=None)
+def test_a_choice_costs_at_most_two_evaluations_by_all_ranks(
+    alone: float, together: float, beside: float, send: float, ranks: int
+) -> None:
+    """Against a server that evaluates alone, whatever the two really take."""
+    choice, held_up, waits = Choice("auto", ranks), 0.0, max(0.0, alone - beside)
+    for _ in range(50):
+        spread = choice.together(beside, send)
+        choice.observe(spread, together if spread else alone)
+        held_up += together if spread else waits
+    assert held_up <= 50 * waits + 2 * together + 1e-9
+
+
+def test_sums_of_several_ranks_are_those_of_one() -> None:
+    values, names = torch.randn(30, dtype=torch.float64) * 1e6, ["a", "b"]
+    whole, *shares = (Sums(torch.device("cpu")) for _ in range(4))
+    for k, piece in enumerate(values.split(7)):
+        whole.add({"a": piece, "b": piece.exp()})
+        shares[k % 2].add({"a": piece, "b": piece.exp()})
+    assert torch.equal(sum(share.table(names) for share in shares), whole.table(names))
+    assert whole.table(["a"])[-1].tolist() == [1, 1, 1, 1], "one name has no row"
+
+
+@contextlib.contextmanager
+def hands() -> Iterator[Callable[[float], None]]:
+    """Moves those of the clock."""
+    now = 0.0
+
+    def go(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    with mock.patch("time.perf_counter", side_effect=lambda: now):
+        yield go
+
+
+class TestSeconds:
+    def test_a_part_ends_when_the_device_has_done_it(self) -> None:
+        with hands() as go:
+            clock = Clock(settle=lambda: go(5.0))
+            for part in ("broadcast", "checkpoint", "local", "reduce", "server"):
+                with clock(part):
+                    go(1.0)
+            seconds = clock.read(local=6.0)
+        assert (seconds["broadcast"], seconds["checkpoint"]) == (1.0, 1.0)  # transfers beside training go on
+        assert (seconds["reduce"], seconds["server"], seconds["total"]) == (6.0, 6.0, 20.0)
+
+    def test_an_evaluation_by_all_ranks_is_no_wait_of_the_server(self) -> None:
+        with hands() as go:
+            clock = Clock()
+            with clock("evaluate"):
+                go(4.0)
+            with clock("reduce"):
+                go(10.0)
+            seconds = clock.read(local=9.0)
+        assert (seconds["reduce"], seconds["evaluate"], seconds["total"]) == (1.0, 0.0, 14.0)
+
+    def test_those_of_a_client_end_after_its_last_read_from_the_device(self, tmp_path: Path) -> None:
+        late, real, length = 0.0, time.perf_counter, worker.length
+
+        def read(vector: Tensor) -> Tensor:
+            nonlocal late
+            late += 1000.0
+            return length(vector)
+
+        watch = mock.Mock(perf_counter=lambda: real() + late)
+        with mock.patch.object(worker, "length", read), mock.patch.object(client, "time", watch):
+            assert main([*SMALL, "model=mlp", "rounds=1", f"run.dir={tmp_path}"]) == 0
+        assert 4000 < metrics(tmp_path)[0]["workers"]["0"]["busy"] < 4100
+
+    def test_what_is_copied_for_diagnostics_is_no_part_of_the_round(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        late, real, copied = 0.0, time.perf_counter, Tape._copied
+
+        def slow(tape: Tape, vector: Tensor) -> Tensor:
+            nonlocal late
+            late += 1000.0
+            tape.seconds += 1000.0
+            return copied(tape, vector)
+
+        monkeypatch.setattr(Tape, "_copied", slow)
+        monkeypatch.setattr(time, "perf_counter", lambda: real() + late)
+        words = ["model=mlp", "rounds=1", "diagnostics={flatness_distance: {every: 1}}", f"run.dir={tmp_path}"]
+        assert main([*SMALL, *words]) == 0
+        seconds = metrics(tmp_path)[0]["seconds"]
+        assert 4000 < seconds.pop("diagnostics") < 4100
+        assert max(seconds.values()) < 100
+
+    def test_only_the_last_worker_holds_a_round_up(self) -> None:
+        trained = {7: {"seconds": 5.0, "copied": 3.0}, 8: {"seconds": 7.0, "copied": 0.5}, 9: {"copied": 1.0}}
+        workers = {1: {"busy": 5.0}, 2: {"busy": 7.0}}
+        assert later(workers, {7: 1, 8: 2, 9: 1}, trained) == 2.0
+        assert later(workers, {7: 2, 8: 2, 9: 1}, trained) == 3.5
+
+    def test_a_copy_is_not_charged_for_what_the_device_has_to_do_first(self) -> None:
+        vector, waiting = mock.Mock(), [5.0]
+        with hands() as go, mock.patch.object(tape, "settle", return_value=lambda: go(waiting.pop())):
+            vector.detach().to.side_effect = lambda *_, **__: go(sum(waiting, 2.0))
+            kept = Tape(["ends"])
+            kept.arrived(vector)
+        assert kept.seconds == 2.0

@@ -1,0 +1,165 @@
+"""Signs of life decide who is lost, and not how long a round takes."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from fl_dist.machine import pulse
+from fl_dist.machine.meeting import Board, Lost
+from fl_dist.machine.pulse import Failure, Heard, Pulse
+from tests.jobs import free_port, run_ranks, started_ranks
+from tests.test_checkpoint import wait_for
+
+SMALL = (
+    "model={name: mlp, hidden: [16]}",
+    "clients={total: 8, per_round: 4}",
+    "local={epochs: 1, batch_size: 32, lr: 0.05}",
+    "monitor.wandb.mode=disabled",
+)
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    return [*SMALL, f"run.dir={folder}", *more]
+
+
+class TestRealRanks:
+    def test_a_round_may_take_longer_than_the_timeout(self, tmp_path: Path) -> None:
+        long = arguments(tmp_path, "rounds=1", "local.epochs=400", "comm.timeout=1", "checkpoint.every=0")
+        codes, said = run_ranks(2, long)
+        assert codes == [0, 0], said
+        assert float(re.findall(r"round 1/1.* ([\d.]+) s", said[0])[0]) > 1
+
+    @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+    def test_a_rank_is_missed_in_the_middle_of_local_training(self, number: int, tmp_path: Path) -> None:
+        """With a round of minutes."""
+        # However slow it was in the first round, it has a client in the second, at which it stays.
+        many, fault = "clients={total: 24, per_round: 24}", "local:13@2=sleep:100"
+        with started_ranks(3, arguments(tmp_path, many), FL_DIST_FAULT=fault) as processes:
+            wait_for(lambda: (tmp_path / "metrics.jsonl").exists())
+            os.kill(processes[2].pid, number)
+            began = time.monotonic()
+            output = processes[0].communicate(timeout=40)[0]
+            processes[1].communicate(timeout=40)
+            assert time.monotonic() - began < 15
+            assert processes[0].returncode == processes[1].returncode == 1
+        assert re.search(r"error: rank 2 on \S+ was lost \(.*\) in round 2, whose clients were \d", output), output
+
+    @pytest.mark.parametrize(
+        ("point", "where"), [("local:6@2", r"in round \d, client "), ("server:2@0", "server step")]
+    )
+    def test_a_rank_that_is_stuck_says_so_itself(self, point: str, where: str, tmp_path: Path) -> None:
+        with started_ranks(3, arguments(tmp_path, "comm.timeout=3"), FL_DIST_FAULT=f"{point}=sleep:100") as processes:
+            wait_for(lambda: (tmp_path / "metrics.jsonl").exists())
+            began = time.monotonic()
+            output = processes[0].communicate(timeout=40)[0]
+            for process in processes:
+                process.communicate(timeout=40)
+            assert time.monotonic() - began < 15
+            assert all(process.returncode == 1 for process in processes)
+        rank = point[-1]
+        assert re.search(rf"error: rank {rank} on \S+ is stuck: no progress for 3 s .*{where}", output), output
+
+
+class TestTwoOfThem:
+    """Two ranks in one process, with a real store between them."""
+
+    @pytest.fixture
+    def pair(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pulse, Pulse]]:
+        monkeypatch.setattr(pulse, "BEAT", 0.02)
+        monkeypatch.setattr(pulse, "SILENCE", 1.5)
+        port, limit = free_port(), timedelta(seconds=5)
+        store = dist.TCPStore("127.0.0.1", port, 2, True, limit, wait_for_workers=False)
+        other = dist.TCPStore("127.0.0.1", port, 2, False, limit, wait_for_workers=False)
+        self.cuts: list[int] = []
+        made = (
+            Pulse(Board(store, port), 0, 2, 1e6, lambda: self.cuts.append(0)),
+            Pulse(Board(other, port), 1, 2, 1e6, lambda: self.cuts.append(1)),
+        )
+        for each in made:
+            each.begin()
+        yield made
+        for each in made:
+            each.stop()
+
+    def failure_of(self, of: Pulse) -> str:
+        wait_for(lambda: of.failure is not None, 5)
+        assert of.failure is not None
+        return of.failure.message
+
+    def test_who_does_not_beat_is_lost(self, pair: tuple[Pulse, Pulse]) -> None:
+        pair[0].start()
+        assert self.failure_of(pair[0]) == "rank 1 on an unknown host was lost (killed, out of memory or hung)"
+        wait_for(lambda: self.cuts == [0], 5)
+        with pytest.raises(Lost, match="rank 1 on"):
+            pair[0].tick()
+
+    def test_who_says_goodbye_is_not_missed(self, pair: tuple[Pulse, Pulse]) -> None:
+        for each in pair:
+            each.start()
+        pair[1].stop()
+        time.sleep(2.0)
+        assert pair[0].failure is None
+
+    def test_who_was_stopped_itself_does_not_count_that_time_against_others(
+        self, pair: tuple[Pulse, Pulse], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As when a whole job is suspended, and resumed."""
+        monkeypatch.setattr(pulse, "PAUSE", 0.5)
+        wait, beats = pair[0]._stopped.wait, iter(range(10**6))
+        monkeypatch.setattr(pair[0]._stopped, "wait", lambda seconds: wait(2.0 if next(beats) == 3 else seconds))
+        pair[0].start()
+        time.sleep(2.5)
+        pair[1].start()
+        time.sleep(0.5)
+        assert next(beats) > 4 and pair[0].failure is None
+
+    def test_what_is_told_first_is_what_all_hear(self, pair: tuple[Pulse, Pulse]) -> None:
+        for each in pair:
+            each.start()
+        pair[1].tell(Failure("rank 1 on there failed: its disk is full", 2, False))
+        assert pair[0].tell(Failure("rank 0 on here failed: it is tired")).code == 2
+        assert self.failure_of(pair[0]) == self.failure_of(pair[1]) == "rank 1 on there failed: its disk is full"
+        began = time.monotonic()
+        pair[0].linger(3.0)
+        assert time.monotonic() - began < 2
+
+    def test_all_that_wait_for_each_other(self, pair: tuple[Pulse, Pulse]) -> None:
+        for each in pair:
+            each.timeout = 0.3
+            each.waits(True)
+            each.start()
+        assert "all ranks wait for each other" in self.failure_of(pair[1])
+
+    def test_one_that_waits_for_another_that_works(self, pair: tuple[Pulse, Pulse]) -> None:
+        for each in pair:
+            each.timeout = 1.5
+            each.start()
+        pair[0].waits(True)
+        pair[1].doing("round 1")
+        for _ in range(50):
+            time.sleep(0.05)
+            pair[1].tick()
+        assert pair[0].failure is None
+
+    def test_at_the_end_nobody_is_held_by_a_lost_rank(self, pair: tuple[Pulse, Pulse]) -> None:
+        for each in pair:
+            each.leaves()
+        pair[0].start()
+        self.failure_of(pair[0])
+        pair[0].tick()
+        assert not self.cuts
+
+
+def test_silence_is_counted_from_the_last_change() -> None:
+    heard = Heard()
+    assert heard.silent({1: "1", 2: "1"}, 0.05) == []
+    time.sleep(0.06)
+    assert heard.silent({1: "2", 2: "1"}, 0.05) == [2]
+    assert heard.silent({1: "2", 2: pulse.GONE}, 0.0) == [1]
