@@ -5,6 +5,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -129,6 +130,27 @@ class TestTwoOfThem:
         began = time.monotonic()
         pair[0].linger(3.0)
         assert time.monotonic() - began < 2
+
+    def test_who_still_asks_for_the_cause_has_not_heard_it(
+        self, pair: tuple[Pulse, Pulse], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Rank 0 would take the board with it, and be called lost."""
+        monkeypatch.setattr(pulse, "PATIENCE", 5.0)
+        with ThreadPoolExecutor() as threads:
+            answer = threads.submit(pair[1].cause)
+            wait_for(lambda: pair[1]._noticed, 5)
+            began = time.monotonic()
+            pair[0].linger(0.5)
+            assert time.monotonic() - began >= 0.5
+            told = pair[0].tell(Failure("the ranks lost touch: broken pipe"))
+            pair[0].linger(3.0)
+            assert time.monotonic() - began < 3
+            assert answer.result() == told
+
+    def test_what_was_heard_stays_when_the_board_is_gone(self, pair: tuple[Pulse, Pulse]) -> None:
+        told = pair[1].tell(Failure("rank 1 on there failed: its disk is full"))
+        assert pair[1].without_server() == told
+        assert pair[0].without_server().message == "rank 0, the server, was lost (killed, out of memory or hung)"
 
     def test_all_that_wait_for_each_other(self, pair: tuple[Pulse, Pulse]) -> None:
         for each in pair:

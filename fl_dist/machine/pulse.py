@@ -68,6 +68,7 @@ class Pulse:
         self._noticed = self._leaving = False
         self._server = "rank 0"
         self._stopped, self._beats = threading.Event(), itertools.count(1)
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     # The main thread.
@@ -107,28 +108,24 @@ class Pulse:
     def tell(self, failure: Failure) -> Failure:
         """Why the job ends; what was told first stays."""
         self._noticed = True
-        self.failure = self._share(failure)
-        return self.failure
+        return self._hears(self._share(failure))
 
     def cause(self) -> Failure | None:
         """After a connection broke: what was told, or who does not beat any more."""
         self._noticed = True
-        if self.failure is not None:
-            return self.failure
-        self.board.post(f"heard/{self.rank}", "1")
         heard, others, end = Heard(), self._present(), time.monotonic() + PATIENCE + BEAT
-        while time.monotonic() < end:
+        while self.failure is None and time.monotonic() < end:
             if (failure := self._told()) is not None:
-                return failure
+                return self._hears(failure)
             silent = heard.silent(self._beats_of(others), PATIENCE)
             if silent:
                 return self.tell(self._loss(silent))
             time.sleep(0.05)
-        return None
+        return self.failure
 
     def without_server(self) -> Failure:
-        """The board went with it."""
-        return self._loss([0])
+        """The board went with it; so it was lost, unless this rank has heard why the job ends."""
+        return self._keeps(self._loss([0]))
 
     def linger(self, seconds: float) -> None:
         """Until the others have heard why this rank ends: rank 0 takes the board with it."""
@@ -147,9 +144,10 @@ class Pulse:
                 heard, self._ticked = Heard(), time.monotonic()
             try:
                 self._beat()
-                self.failure = self._told() or self._found(heard)
+                if failure := self._told() or self._found(heard):
+                    self._keeps(failure)
             except RuntimeError:
-                self.failure = self._loss([0])
+                self.without_server()
             began = time.monotonic()
         if self.failure is not None and not self._leaving:
             self._alarm()
@@ -199,6 +197,18 @@ class Pulse:
     def _waited(self) -> float:
         since = self._waits_since
         return time.monotonic() - since if since else 0.0
+
+    def _hears(self, failure: Failure) -> Failure:
+        """From here on this rank needs the board no more."""
+        kept = self._keeps(failure)
+        self._post("heard", "1")
+        return kept
+
+    def _keeps(self, failure: Failure) -> Failure:
+        """The first that comes to this rank, from whichever thread."""
+        with self._lock:
+            self.failure = self.failure or failure
+            return self.failure
 
     def _told(self) -> Failure | None:
         text = self.board.read("failure")
