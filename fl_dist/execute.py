@@ -129,7 +129,8 @@ def _same_bits() -> Iterator[None]:
 
 def report(error: Exception) -> None:
     """To the log; of a defect with its traceback."""
-    log.error("%s", one_line(error), exc_info=error if is_bug(error) else None, extra={"passes": passes(error)})
+    about = {"passes": passes(error), "ranks": error.ranks if isinstance(error, Lost) else ()}
+    log.error("%s", one_line(error), exc_info=error if is_bug(error) else None, extra=about)
 
 
 def exit_code(error: Exception) -> int:

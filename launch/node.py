@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -46,6 +46,10 @@ class Node:
     def has_code(self, rank: int | str) -> bool:
         """Whether the rank had its say; what is left of it is the end of its interpreter."""
         return (self.path / f"{rank}.code").exists()
+
+    def lives(self, rank: int) -> bool:
+        """Whether the process of the rank is there, though it may have been stopped."""
+        return alive(self._pids().get(str(rank), 0))
 
     def stop(self, number: int) -> None:
         """The ranks hear the signal themselves: what started them would kill them while they save."""
@@ -124,6 +128,8 @@ class FirstError(logging.Handler):
 
     message: str | None = None
     passes = False
+    ranks: Sequence[int] = ()
+    """Those that were lost."""
 
     def __enter__(self) -> "FirstError":
         self.setLevel(logging.ERROR)
@@ -136,3 +142,4 @@ class FirstError(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if self.message is None:
             self.message, self.passes = record.getMessage().splitlines()[0], getattr(record, "passes", False)
+            self.ranks = getattr(record, "ranks", ())

@@ -42,7 +42,10 @@ def run() -> int:
     node.enter(rank)
     with FirstError() as error:
         code = REQUEUE if node.stopped else run_main(sys.argv[1:])
-    node.leave(rank, code, final=code not in FINAL and not error.passes)
+    # Of a rank that has ended the launcher says how; of a server that was stopped nobody else would say anything.
+    if os.environ["RANK"] == os.environ["LOCAL_RANK"] == "1" and 0 in error.ranks and node.lives(0):
+        terminal.complain(f"{error.message}; start the same command to resume")
+    node.leave(rank, code, final=code == BAD_CONFIG or (code not in FINAL and not error.passes))
     # A rank whose server has failed for good may only have seen that it was gone.
     return 0 if code in FINAL or node.final else code
 

@@ -149,8 +149,8 @@ class Job:
 
     def _after_a_round(self, going: Callable[[], bool]) -> None:
         """Some time after a round was reported, or now and then before."""
-        before = rows(self.folder)
-        while rows(self.folder) <= before and going() and self.rng.random() > 1e-4:
+        before, early = rows(self.folder), time.monotonic() + self.rng.choice([3.0, 1e6, 1e6, 1e6])
+        while rows(self.folder) <= before and going() and time.monotonic() < early:
             time.sleep(0.01)
         time.sleep(self.rng.uniform(0, 2.0))
 

@@ -163,7 +163,9 @@ def model_hash(folder: Path) -> str:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    """The rows of a run, which may be going on: of what is just being written, none."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def results(folder: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import pytest
 from tests.chaos import chaos, settings
 from tests.jobs import environment, model_hash, results, run, torchrun
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
 
 def test_random_kills_change_nothing(tmp_path: Path) -> None:

@@ -86,9 +86,10 @@ def test_kills_one_after_another_change_nothing(calm: Path, tmp_path: Path) -> N
     assert_same(tmp_path, calm)
 
 
-@pytest.mark.parametrize(("point", "rank"), [("local:3", 1), ("reduce:3", 2), ("save-written:1", 1), ("server:4", 0)])
+@pytest.mark.parametrize(("point", "rank"), [("local:1", 1), ("reduce:3", 2), ("save-written:1", 1), ("server:4", 0)])
 def test_a_rank_that_dies_is_named_and_ends_the_others(point: str, rank: int, calm: Path, tmp_path: Path) -> None:
-    with started_ranks(3, arguments(tmp_path), FL_DIST_FAULT=f"{point}@{rank}") as processes:
+    pause = "broadcast:5=sleep:5"  # a save may take longer than all rounds
+    with started_ranks(3, arguments(tmp_path), FL_DIST_FAULT=f"{point}@{rank},{pause}") as processes:
         outputs = [p.communicate(timeout=60)[0] for p in processes]
         codes = [p.returncode for p in processes]
     assert codes[rank] == -signal.SIGKILL
@@ -275,8 +276,8 @@ def test_a_full_disk_warns_and_training_goes_on(tmp_path: Path, calm: Path, caps
 
 def test_a_disk_that_fills_up_keeps_the_last_good_save(tmp_path: Path, calm: Path) -> None:
     with small_disk(tmp_path / "disk", "400k") as disk:
-        child = forked(disk / "run", "server:3")
-        assert child == -signal.SIGKILL
+        with saving_at_once():
+            assert forked(disk / "run", "server:3") == -signal.SIGKILL
         good = newest_of(disk / "run").manifest
         with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as filler:
             while True:
@@ -362,8 +363,8 @@ def listening(pids: list[int]) -> set[str]:
     """Addresses on which these processes listen, as /proc shows them."""
     inodes = set()
     for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it may have ended
+            for link in Path(f"/proc/{pid}/fd").iterdir():
                 inodes.add(os.readlink(link).removeprefix("socket:[").removesuffix("]"))
     found = set()
     for table in ("tcp", "tcp6"):
@@ -391,11 +392,28 @@ def test_a_run_that_is_not_saved_as_it_goes_is_saved_when_interrupted(calm_long:
     assert_same(tmp_path, calm_long)
 
 
+@contextlib.contextmanager
+def stopped(pids: list[int]) -> Iterator[None]:
+    """Processes that do nothing meanwhile."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def replaced_by_a_file(folder: Path) -> None:
+    folder.rename(folder.with_name("away"))
+    folder.touch()
+
+
 def test_an_interrupted_run_that_cannot_be_saved_does_not_ask_for_a_requeue(tmp_path: Path) -> None:
     with started_ranks(1, arguments(tmp_path, "rounds=100000", "topology.server=shared")) as (process,):
         wait_for(lambda: (tmp_path / "checkpoint" / "latest").exists())
-        (tmp_path / "checkpoint").rename(tmp_path / "away")
-        (tmp_path / "checkpoint").touch()
+        with stopped([process.pid]):
+            replaced_by_a_file(tmp_path / "checkpoint")
         os.kill(process.pid, signal.SIGUSR1)
         output = process.communicate(timeout=60)[0]
     assert process.returncode == 1

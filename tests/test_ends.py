@@ -18,7 +18,7 @@ from fl_dist.machine.comm import host
 from fl_dist.machine.meeting import Lost, passes
 from fl_dist.monitor.console import STARTING
 from tests.jobs import QUIET, ROOT, Rank, environment, free_port, started, started_ranks, torchrun
-from tests.test_checkpoint import listening
+from tests.test_checkpoint import listening, replaced_by_a_file, stopped
 
 pytestmark = pytest.mark.thorough
 SETTINGS = (
@@ -140,6 +140,11 @@ def hears(rank: Rank, number: int = signal.SIGTERM) -> bool:
     return bool(int(caught[0], 16) >> (number - 1) & 1) and rank.poll() is None
 
 
+def there(pid: int | None) -> int:
+    assert pid
+    return pid
+
+
 def listens(port: int) -> bool:
     wanted = f"0100007F:{port:04X}"
     lines = Path("/proc/net/tcp").read_text().splitlines()
@@ -181,7 +186,9 @@ def test_ranks_save_and_end_when_torchrun_dies(number: int, tmp_path: Path) -> N
 
 def test_a_process_alone_outlives_its_shell(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "fl_dist.main", *SETTINGS, f"run.dir={tmp_path}", "rounds=20"]
-    with started(["sh", "-c", 'nohup "$@" > /dev/null & read -r _', "shell", *line], stdin=subprocess.PIPE) as shell:
+    with started(
+        ["sh", "-c", 'nohup "$@" > /dev/null 2>&1 & read -r _', "shell", *line], stdin=subprocess.PIPE
+    ) as shell:
         wait_for(lambda: (tmp_path / "metrics.jsonl").exists(), "a round")
         shell.communicate("\n", timeout=10)
         wait_for(lambda: (tmp_path / "model.safetensors").exists(), "the end of the run")
@@ -250,7 +257,7 @@ def test_an_interrupted_meeting_ends_at_once(number: int, missing: int, tmp_path
         os.kill(rank.pid, signal.SIGINT)
         began = time.monotonic()
         output, _ = rank.communicate(30)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 8
     assert rank.returncode == 75
     assert output.splitlines()[-1] == f"error: interrupted while waiting for rank {missing} of 2; nothing had begun"
     assert not (tmp_path / "run").exists()
@@ -263,7 +270,7 @@ def test_ranks_say_for_whom_they_wait_and_give_up(tmp_path: Path) -> None:
         assert worker.wait(10) == 1
     assert server.returncode == 1
     waiting, error = output.splitlines()[1:]
-    assert waiting == "waiting for ranks 1, 3 of 4 (10 s)"
+    assert re.fullmatch(r"waiting for ranks 1, 3 of 4 \((10|11) s\)", waiting)
     gone = "ranks 1, 3 of 4 did not come within 12 s (comm.meeting)"
     assert error in (f"error: {gone}", f"error: rank 2 on {host()} failed: {gone}")  # whoever gives up first
 
@@ -273,7 +280,7 @@ def test_a_rank_that_dies_before_it_comes_ends_the_rest(launcher: str, tmp_path:
     line = [*torchrun(3)[2:], "-m", "fl_dist.main"] if launcher == "torchrun" else ["launch.local", "-n", "3"]
     with family(tmp_path, *line) as job:
         wait_for(lambda: job.rank(2), "rank 2")
-        os.kill(job.rank(2) or 0, signal.SIGKILL)
+        os.kill(there(job.rank(2)), signal.SIGKILL)
         began = time.monotonic()
         assert job.code() == 1
         job.ended()
@@ -285,8 +292,8 @@ def test_a_rank_that_dies_before_it_comes_ends_the_rest(launcher: str, tmp_path:
 def test_a_run_that_could_not_be_saved_is_not_called_resumable(tmp_path: Path) -> None:
     with family(tmp_path, "launch.local", "-n", "2") as job:
         wait_for((job.run / "checkpoint" / "latest").exists, "a save")
-        (job.run / "checkpoint").rename(tmp_path / "away")
-        (job.run / "checkpoint").touch()
+        with stopped([there(job.rank(0)), there(job.rank(1))]):
+            replaced_by_a_file(job.run / "checkpoint")
         job.process.terminate()
         assert job.code() == 1
     assert "interrupted, and the run could not be saved" in job.errors()[0]
@@ -310,8 +317,8 @@ def test_one_node_listens_on_loopback_only_and_leaves_nothing(tmp_path: Path) ->
     with family(tmp_path, "launch.local", "-n", "2", "--max-restarts", "1") as job:
         job.after_a_round()
         assert listening(job.members()) == {"0100007F"}
-        first = job.rank(1)
-        os.kill(first or 0, signal.SIGKILL)
+        first = there(job.rank(1))
+        os.kill(first, signal.SIGKILL)
         wait_for(lambda: job.rank(1) not in (first, None), "the restart")
         reached = rows(job.run)
         wait_for(lambda: rows(job.run) > reached, "a round of the second attempt")

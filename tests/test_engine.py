@@ -66,6 +66,19 @@ def test_assignment_is_complete_and_balanced(costs: list[float], workers: int, h
     assert max(loads.values()) <= 4 / 3 * (sum(costs) / workers + max(costs)) + 1e-9
 
 
+def test_a_worker_that_was_slow_once_is_tried_again() -> None:
+    speeds, costs = plan.Speeds([1, 2]), dict.fromkeys(range(3), 1.0)
+    speeds.observe(1, 1.0, 0.01)
+    speeds.observe(2, 1.0, 1.0)
+    for _ in range(10):
+        placed = plan.assign(costs, [1, 2], speeds.relative(), {})
+        if 2 in placed.values():
+            return
+        speeds.observe(1, 3.0, 0.03)
+        speeds.rest(2)
+    raise AssertionError("it never was")
+
+
 def test_longest_first_uses_measured_speeds() -> None:
     placed = plan.assign(dict.fromkeys(range(9), 1.0), [1, 2], {1: 1.0, 2: 0.5}, {})
     assert [list(placed.values()).count(w) for w in (1, 2)] == [6, 3]

@@ -132,7 +132,7 @@ def test_a_signal_ends_a_run_whose_ranks_all_evaluate(folder: Path, tmp_path: Pa
     long = arguments(folder, tmp_path / "whole", "numbers", "rounds=60")
     assert run_ranks(1, long)[0] == [0]
     cut = arguments(folder, tmp_path / "cut", "numbers", *more)
-    with started_ranks(3, cut) as ranks:
+    with started_ranks(3, cut, FL_DIST_FAULT="broadcast:6=sleep:5") as ranks:
         rows, end = tmp_path / "cut" / "metrics.jsonl", time.monotonic() + 60
         while not (rows.exists() and len(metrics(tmp_path / "cut")) > 2):
             assert time.monotonic() < end

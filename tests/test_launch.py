@@ -44,7 +44,13 @@ def test_ranks_on_this_machine_make_the_model_of_one_process(config, undisturbed
     assert sha(tmp_path / "run") == undisturbed
 
 
-def test_a_signal_saves_the_run_and_the_same_command_resumes_it(config, undisturbed, tmp_path):
+@pytest.fixture
+def pause(monkeypatch) -> None:
+    """Rank 0 rests after some rounds: the run is not over before somebody disturbs it."""
+    monkeypatch.setenv("FL_DIST_FAULT", "broadcast:6=sleep:3")
+
+
+def test_a_signal_saves_the_run_and_the_same_command_resumes_it(config, undisturbed, pause, tmp_path):
     arguments = [config, f"run.dir={tmp_path}/run", "--ranks", "2"]
     with start("launch.local", arguments) as process:
         wait_for(lambda: rows(tmp_path / "run"), 60, "the first round")
@@ -59,7 +65,7 @@ def test_a_signal_saves_the_run_and_the_same_command_resumes_it(config, undistur
     assert sha(tmp_path / "run") == undisturbed
 
 
-def test_a_killed_rank_is_started_again(config, undisturbed, tmp_path):
+def test_a_killed_rank_is_started_again(config, undisturbed, pause, tmp_path):
     with start("launch.local", [config, f"run.dir={tmp_path}/run", "-n", "2", "--max-restarts", "1"]) as process:
         wait_for(lambda: rows(tmp_path / "run"), 60, "the first round")
         os.kill(ranks(tmp_path / "run")[0], signal.SIGKILL)
@@ -68,7 +74,7 @@ def test_a_killed_rank_is_started_again(config, undisturbed, tmp_path):
     assert sha(tmp_path / "run") == undisturbed
 
 
-def test_a_killed_server_is_reported_in_one_line(config, tmp_path):
+def test_a_killed_server_is_reported_in_one_line(config, pause, tmp_path):
     with start("launch.local", [config, f"run.dir={tmp_path}/run", "-n", "2"]) as process:
         wait_for(lambda: rows(tmp_path / "run"), 60, "the first round")
         os.kill(ranks(tmp_path / "run")[-1], signal.SIGKILL)
@@ -76,6 +82,19 @@ def test_a_killed_server_is_reported_in_one_line(config, tmp_path):
     assert process.returncode == 1
     assert output.splitlines()[-1] == "error: rank 0 was ended by SIGKILL; start the same command to resume"
     assert "Traceback" not in output
+
+
+def test_a_stopped_server_is_reported_in_one_line(config, tmp_path):
+    with start("launch.local", [config, f"run.dir={tmp_path}/run", "-n", "3", "rounds=100000"]) as process:
+        wait_for(lambda: rows(tmp_path / "run"), 60, "the first round")
+        os.kill(ranks(tmp_path / "run")[-1], signal.SIGSTOP)
+        lines = iter(process.stdout.readline, "")
+        error = next(line for line in lines if line.startswith("error: "))
+        os.kill(ranks(tmp_path / "run")[-1], signal.SIGKILL)  # torchrun itself would be more patient
+        rest, _ = process.communicate(timeout=90)
+    assert re.fullmatch(r"error: rank 0 on \S+, the server, was lost .*; start the same command to resume\n", error)
+    assert process.returncode == 1
+    assert "Traceback" not in rest
 
 
 def test_ranks_do_not_outlive_their_launcher(config, tmp_path):

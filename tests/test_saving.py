@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,10 @@ import torch
 from safetensors.torch import save_file
 
 from fl_dist.config import Topology
+from fl_dist.engine.record import add_test
 from fl_dist.machine.comm import Alone
 from fl_dist.main import main
+from fl_dist.monitor.console import Console
 from fl_dist.storage import checkpoint, metrics, saver
 from fl_dist.storage.checkpoint import folder_name, load_save, newest, rounds_in
 from fl_dist.storage.metrics import MetricsFile
@@ -131,8 +132,8 @@ class TestFate:
         hand, real = Hand(tmp_path), saver.write_atomically
         assert hand.save(1, {0: 1.0, 1: 1.0})
 
-        def write(path: Path, data: bytes) -> None:
-            real(path, data) if path.name != name else fail()
+        def write(path: Path, data: bytes, **how: bool) -> None:
+            real(path, data, **how) if path.name != name else fail()
 
         monkeypatch.setattr(saver, "write_atomically", write)
         monkeypatch.setattr(checkpoint, "write_atomically", write)
@@ -144,7 +145,7 @@ class TestFate:
     @pytest.mark.parametrize("rank", [0, 1, 2])
     def test_a_failed_save_of_any_rank_loses_no_client(self, rank: int, calm: Path, tmp_path: Path) -> None:
         """A rank's first sync fails; the run is killed later and resumed."""
-        faults = {"FL_DIST_FAULT": f"sync:1@{rank}=fail,server:7@0"}
+        faults = {"FL_DIST_FAULT": f"sync:1@{rank}=fail,broadcast:5=sleep:4,server:7@0"}
         codes, outputs = run_ranks(3, arguments(tmp_path), **faults)
         assert codes[0] == -signal.SIGKILL
         assert "could not be written: rank" in outputs[0]
@@ -154,6 +155,45 @@ class TestFate:
 
 def fail(*_: Any) -> None:
     raise OSError(5, "disk trouble")
+
+
+class TestWithoutVariables:
+    """Of clients that keep nothing, only the server's variables are to be saved."""
+
+    def test_only_rank_0_has_a_part(self, tmp_path: Path) -> None:
+        ranks = [Store(), Store()]
+        for number, rank in enumerate(ranks):
+            rank.rank, rank.size = number, 2
+        server, worker = (Saver(tmp_path, rank, "run", clients=False) for rank in ranks)
+        worker.start(1, {}, None, {})
+        assert not worker.busy and not list(tmp_path.iterdir())
+        server.chief = Chief(tmp_path, "run", 2, None, lambda: None)
+        server.start(1, {}, {"x": torch.zeros(1)}, {"rows": []})
+        server.join()
+        assert server.chief.round == 1
+
+    def test_nothing_relies_on_its_manifest_which_is_written_once(self, tmp_path: Path) -> None:
+        hand = Hand(tmp_path)
+        assert hand.save(1, {}) and hand.save(2, {0: 1.0})
+        names = [{f.name for f in (tmp_path / folder_name(r)).iterdir()} for r in (1, 2)]
+        assert names[0] == {"manifest.json", "server.safetensors"}
+        assert {"manifest.json", "manifest.copy.json"} < names[1]
+
+    def test_a_damaged_manifest_leaves_the_save_before(self, tmp_path: Path) -> None:
+        hand, warned = Hand(tmp_path), list[str]()
+        assert hand.save(1, {}) and hand.save(2, {})
+        (tmp_path / folder_name(2) / "manifest.json").write_text("{}")
+        found = newest(tmp_path, "run", warned.append)
+        assert found is not None and found.manifest.round == 1 and len(warned) == 1
+
+
+def test_a_row_that_is_being_saved_does_not_change() -> None:
+    row = {"round": 1, "seconds": {"local": 1.0}, "workers": {"0": {"memory": 1}}}
+    saved = dict(row)
+    add_test(row, {"test_loss": 0.5}, 2.0, ranks=2)
+    assert saved == {"round": 1, "seconds": {"local": 1.0}, "workers": {"0": {"memory": 1}}}
+    assert row["seconds"] == {"local": 1.0, "evaluate": 2.0}
+    assert row["workers"] == {"0": {"memory": 1, "evaluate": 2.0}, "1": {"evaluate": 2.0}}
 
 
 class TestFolder:
@@ -346,9 +386,17 @@ class TestRows:
         assert rows_of(file) == self.ROWS[:3]
 
     def test_rows_that_cannot_be_written_end_the_run_with_an_error(self, tmp_path: Path, capsys) -> None:
-        blocked = tmp_path / "run" / "metrics.jsonl"
-        threading.Thread(target=block, args=(blocked,)).start()
-        assert main(arguments(tmp_path / "run", "rounds=40", "local.epochs=3")) == 1
+        blocked, row = tmp_path / "run" / "metrics.jsonl", Console.row
+
+        def block(console: Console, *written: Any) -> None:
+            """Put a folder where the file is."""
+            if blocked.is_file():
+                blocked.rename(blocked.with_suffix(".gone"))
+                blocked.mkdir()
+            row(console, *written)
+
+        with mock.patch.object(Console, "row", block):
+            assert main(arguments(tmp_path / "run", "rounds=4")) == 1
         error = capsys.readouterr().err
         assert "the model is written, but metrics.jsonl lacks" in error
         assert "Traceback" not in error
@@ -382,13 +430,6 @@ def half_then_full(real: Callable[[int, bytes], int]) -> Callable[[int, bytes], 
         return real(handle, data[: len(data) // 2])
 
     return write
-
-
-def block(path: Path) -> None:
-    """Put a folder where the file was, as soon as there is one."""
-    wait_for(path.exists)
-    path.rename(path.with_suffix(".gone"))
-    path.mkdir()
 
 
 def rows_of(file: MetricsFile) -> list[dict[str, Any]]:

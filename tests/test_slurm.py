@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -126,9 +127,9 @@ def sbatch(name: str, folder: Path, *words: str, options: tuple[str, ...] = (), 
     return Job(subprocess.run(line, check=True, capture_output=True, text=True, **given).stdout.strip(), run, log)
 
 
-def submitted(name: str, folder: Path, config: str, *overrides: str) -> Job:
+def submitted(name: str, folder: Path, config: str, *overrides: str, **env: str) -> Job:
     words = [config, *overrides, f"run.dir={folder / name}", "--nodes=2", "--tasks-per-node=1"]
-    with contextlib.redirect_stdout(io.StringIO()) as output:
+    with contextlib.redirect_stdout(io.StringIO()) as output, mock.patch.dict(os.environ, env):
         assert submit.main(words) == 0
     found = dict(line.split(maxsplit=1) for line in output.getvalue().splitlines())
     return Job(found["job"], folder / name, Path(found["follow"].removeprefix("tail -F ")))
@@ -169,6 +170,15 @@ def write_wrapper(folder: Path) -> Path:
     return file
 
 
+PAUSE = {"FL_DIST_FAULT": "broadcast:6=sleep:5"}
+"""Rank 0 rests after some rounds: the run is not over before somebody disturbs it."""
+
+
+def cancel_when_mirrored(job: Job) -> None:
+    wait_for(lambda: any(f.stat().st_size for f in job.run.glob("wandb/*/*.wandb")), PATIENCE, "a record of W&B")
+    command("scancel", job.id)
+
+
 def kill_a_rank(job: Job) -> None:
     os.kill(ranks(job.run)[0], signal.SIGKILL)
 
@@ -192,21 +202,21 @@ def jobs(slurm, folder) -> Iterator[dict[str, Future[Job]]]:
     try:
         yield {
             "usr2": pool.submit(
-                submitted("usr2", folder, config, offline).after_a_round,
+                submitted("usr2", folder, config, offline, **PAUSE).after_a_round,
                 lambda job: command("scancel", "--signal=USR2", job.id),
             ),
             "requeue": pool.submit(
-                submitted("requeue", folder, config, offline).after_a_round,
+                submitted("requeue", folder, config, offline, **PAUSE).after_a_round,
                 lambda job: command("scontrol", "requeue", job.id),
             ),
             "usr1": pool.submit(
-                sbatch("usr1", folder, "train.sh", config).after_a_round,
+                sbatch("usr1", folder, "train.sh", config, **PAUSE).after_a_round,
                 lambda job: command("scancel", "--batch", "--signal=USR1", job.id),
             ),
-            "kill": pool.submit(sbatch("kill", folder, "train.sh", config).after_a_round, kill_a_rank),
+            "kill": pool.submit(sbatch("kill", folder, "train.sh", config, **PAUSE).after_a_round, kill_a_rank),
             "cancel": pool.submit(
                 sbatch("cancel", folder, "train.sh", config, "rounds=100000", offline).after_a_round,
-                lambda job: command("scancel", job.id),
+                cancel_when_mirrored,
             ),
             "undisturbed": pool.submit(submitted("undisturbed", folder, config).ended),
             "vit": pool.submit(sbatch("vit", folder, "fedgmt_vit.sh", f"data.root={data}", *small).ended),

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import time
-from copy import deepcopy
 from typing import Any
 
 from safetensors.torch import save
@@ -150,8 +149,9 @@ class Coordinator:
         tensors["buffers"] = copies.snapshot(self.server.buffers)
         if self._trail is not None:
             tensors |= self._trail.tensors()
+        assert self._pending is not None
         # The row is a copy: while it is written, the evaluation adds to it.
-        row, rows, device = deepcopy(self._pending), list(self.metrics.unwritten), device_name(self.world.device)
+        row, rows, device = dict(self._pending), list(self.metrics.unwritten), device_name(self.world.device)
         return tensors, {"row": row, "rows": rows, "speeds": self.server.speeds.dump(), "device": device}
 
     def step(self, index: int, cohort: list[int], assignment: dict[int, int], up: Uplink) -> None:

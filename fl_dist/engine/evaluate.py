@@ -51,7 +51,8 @@ class Evaluator:
         self.comm.doing(f"the evaluation of round {done}")
         model.bind(x)
         model.buffers.write(buffers)
-        model.module.eval()
+        if model.module.training:
+            model.module.eval()
         batches = world.test.in_order(world.config.evaluate.batch_size, first, step)
         sums = _added(model.module, world.task, world.dataset, world.test, batches, self._tick)
         self.comm.doing("")
@@ -140,14 +141,20 @@ class Sums:
 
     def add(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
-            real = value.detach().double().reshape(-1)
-            fits = real.abs() <= LARGEST
-            real = torch.where(fits, real, 0.0)
-            whole = real.round()
-            fraction = ((real - whole) * SCALE).round()
-            count = torch.full((), real.numel(), device=self.device)
-            words = torch.stack([whole.long().sum(), fraction.long().sum(), (~fits).sum(), count])
-            self.words[name] = self.words.get(name, torch.zeros_like(words)) + words
+            words = self._words(value.detach().reshape(-1))
+            self.words[name] = self.words[name] + words if name in self.words else words
+
+    def _words(self, values: Tensor) -> Tensor:
+        count = torch.full((), values.numel(), device=self.device)
+        if values.dtype == torch.bool:  # hits
+            none = torch.zeros_like(count)
+            return torch.stack([values.sum(), none, none, count])
+        real = values.double()
+        fits = real.abs() <= LARGEST
+        real = torch.where(fits, real, 0.0)
+        whole = real.round()
+        fraction = ((real - whole) * SCALE).round()
+        return torch.stack([whole.long().sum(), fraction.long().sum(), (~fits).sum(), count])
 
     def table(self, names: list[str]) -> Tensor:
         """A row of words a name, of zeros for one that was not added; in the last one, how many have no row."""

@@ -59,4 +59,6 @@ class Total:
 
     def _along(self, vector: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
         """Its pieces with those of the sum, which has as many entries."""
-        return zip(vector.split(self._size) if vector.numel() else (), self._pieces, strict=True)
+        entries = vector.numel()
+        pieces = vector.split(self._size) if entries > self._size else (vector,) if entries else ()
+        return zip(pieces, self._pieces, strict=True)

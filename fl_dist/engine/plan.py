@@ -65,6 +65,11 @@ class Speeds:
         self.values[worker] = 0.7 * old + 0.3 * measured if worker in self._seen else measured
         self._seen.add(worker)
 
+    def rest(self, worker: int) -> None:
+        """It had nothing to do. What made it slow may be over, so it comes nearer to the fastest, to be tried again."""
+        if worker in self._seen:
+            self.values[worker] = 0.7 * self.values[worker] + 0.3 * max(self.values.values())
+
     def relative(self) -> dict[int, float]:
         """Speeds to one decimal place of the fastest, so that noise does not shuffle clients about."""
         if len(self._seen) < len(self.values):

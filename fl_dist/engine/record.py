@@ -21,11 +21,13 @@ def new_row(outcome: Outcome, lr: float, seconds: dict[str, float], host: list[i
 
 
 def add_test(row: Row, metrics: dict[str, float], seconds: float, ranks: int) -> None:
-    """What the first `ranks` ranks found of the round's model on the test set; some may have come since the round."""
-    row |= metrics
-    row["seconds"]["evaluate"] = round(seconds, 6)
-    for rank in range(ranks):
-        row["workers"].setdefault(str(rank), {})["evaluate"] = round(seconds, 6)
+    """What the first `ranks` ranks found of the round's model on the test set; some may have come since the round.
+
+    Nothing inside of the row is changed, only replaced: a save may be writing what it was.
+    """
+    took = {"evaluate": round(seconds, 6)}
+    ranked = {str(rank): row["workers"].get(str(rank), {}) | took for rank in range(ranks)}
+    row |= metrics | {"seconds": row["seconds"] | took, "workers": row["workers"] | ranked}
 
 
 def untested(row: Row) -> Row:

@@ -36,7 +36,7 @@ class Server:
         self._workers = workers
 
     def assign(self, cohort: list[int], home: dict[int, int]) -> dict[int, int]:
-        costs = {c: self.world.cost(c) for c in cohort}
+        costs = {c: self.world.costs[c] for c in cohort}
         return assign(costs, self._workers, self.speeds.relative(), home)
 
     def publish(self, index: int, participants: int) -> Vars:
@@ -59,10 +59,14 @@ class Server:
         if not math.isfinite(norms["model"]):  # what clients sent was finite
             raise Diverged(f"round {index + 1}: the server step made values that are not finite; {REMEDY_SERVER}")
         workers = work(self._workers, assignment, trained)
-        for worker, did in workers.items():
-            if did["clients"]:
-                cost = sum(self.world.cost(client) for client in trained if assignment[client] == worker)
-                self.speeds.observe(worker, cost, did["busy"])
+        passed = dict.fromkeys(workers, 0)
+        for client in trained:
+            passed[assignment[client]] += self.world.costs[client]
+        for worker, cost in passed.items():
+            if cost:
+                self.speeds.observe(worker, cost, workers[worker]["busy"])
+            else:
+                self.speeds.rest(worker)
         held_up = later(workers, assignment, trained)
         return outcome(self.world, index, cohort, trained, workers, held_up, norms, method)
 

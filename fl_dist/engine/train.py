@@ -35,6 +35,7 @@ def train(world: World, comm: Comm, folder: RunFolder, start: Save | None, stop:
     except Lost as e:
         raise e.during(index, session.assignment) from e
     finally:
+        comm.doing("")  # a disk may be slow
         session.saver.close()
     return index == world.config.rounds
 
@@ -45,7 +46,7 @@ class Session:
     def __init__(self, world: World, comm: Comm, folder: RunFolder, start: Save | None, stop: StopRequest) -> None:
         self.world, self.comm, self.stop, self.clock = world, comm, stop, Clock(settle(comm.device))
         copies, self.evaluator = Copies(comm.device), Evaluator(world, comm)
-        self.saver = Saver(folder.checkpoints, comm, folder.record.id, copies)
+        self.saver = Saver(folder.checkpoints, comm, folder.record.id, copies, clients=bool(world.template))
         self.coordinator: Coordinator | NoCoordinator = NoCoordinator()
         if comm.rank == 0:
             keep = world.config.checkpoint.keep

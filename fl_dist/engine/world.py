@@ -213,12 +213,15 @@ class World:
             self._cohort = {index: plan.cohort(self.config.clients, self.schedule, self.config.seed, index)}
         return self._cohort[index]
 
-    def cost(self, client: int) -> float:
-        """Estimated work of a client's round: samples passed, times the passes of the algorithm."""
+    @cached_property
+    def costs(self) -> list[int]:
+        """Estimated work of each client's round: samples passed, times the passes of the algorithm."""
         forwards, backwards = self.algorithm.passes
-        samples, local = self.samples, self.config.local
-        passed = min(local.epochs * samples.count(client), samples.steps(client) * samples.batch_size(client))
-        return passed * (forwards + 2 * backwards)
+        samples, epochs = self.samples, self.config.local.epochs
+        return [
+            min(epochs * samples.count(c), samples.steps(c) * samples.batch_size(c)) * (forwards + 2 * backwards)
+            for c in range(len(samples.rows))
+        ]
 
     @cached_property
     def test(self) -> Rows:

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from fl_dist.config import Communication, Topology
 from fl_dist.config.schema import LONGEST
-from fl_dist.machine import breakdown
+from fl_dist.machine import breakdown, faults
 from fl_dist.machine.devices import Seat, compare, pick_device, seat
-from fl_dist.machine.meeting import Links, Lost, Wait, board, cut_after
+from fl_dist.machine.meeting import Links, Lost, Wait, another, board, cut_after
 from fl_dist.machine.place import Place
 from fl_dist.machine.pulse import PATIENCE, SILENCE, Failure, Pulse
 from fl_dist.machine.signals import REQUEUE, StopRequest
+from fl_dist.machine.wire import Wire
 
 ENDLESS = timedelta(seconds=LONGEST)
 """No collective ends by its length: signs of life decide who is lost."""
@@ -130,22 +131,22 @@ class Cluster:
         self.workers: Sequence[int] = range(0 if shared else 1, self.size)
         self.overlaps = not shared
         backend = self._choose_device(place, topology)
-        wait = Wait(place, comm.meeting, stop)
-        self._board = board(place, wait).of(f"fl_dist/{_attempt(place)}/{next(_runs)}")
+        wait, run = Wait(place, comm.meeting, stop), f"fl_dist/{_attempt(place)}/{next(_runs)}"
+        self._board = board(place, wait).of(run)
         self._links = Links(place.port)
+        self._wire: Wire | None = None
         self._pulse = Pulse(self._board, self.rank, self.size, comm.timeout, self._links.cut)
-        self._board.limit(comm.meeting)
-        self._meet(wait)
-        compare(self._seats(), topology.oversubscribe)
-        self._pulse.begin()
-        group = dist.PrefixStore("group", self._board.store)
-        with self._watch(), cut_after(comm.meeting, place.port), self._links:
-            # With its device told, NCCL connects here, and not in the first round.
-            own = self.device if self._polls else None
-            dist.init_process_group(backend, None, ENDLESS, self.size, self.rank, group, device_id=own)
-            self._warm_up()
         self._board.limit(SILENCE)
-        self._pulse.start()
+        self._meet(wait)
+        try:
+            compare(self._seats(), topology.oversubscribe)
+            with self._watch(), cut_after(comm.meeting, self._links.cut), self._links:
+                self._connect(backend, place, f"{run}/group")
+        except Exception as e:
+            if not isinstance(e, Lost):
+                self.fail(breakdown.advice(e) or str(e), 1)
+            self.close()
+            raise
 
     def _choose_device(self, place: Place, topology: Topology) -> str:
         """Take the device of this rank; the backend that goes with it."""
@@ -159,11 +160,13 @@ class Cluster:
 
     def _meet(self, wait: Wait) -> None:
         """Wait until every rank has come: torch's own wait for one that never does can neither speak nor be ended."""
+        self._pulse.begin()  # whoever is here has a beat
         self.post(f"seat/{self.rank}", json.dumps(seat(host(), self.device)))
         self.post(f"host/{self.rank}", host())
         while not self._all_are_here():
             try:
-                wait.moment(self._absent)
+                with self._watch():
+                    wait.moment(self._absent)
             except Lost as e:
                 self.fail(str(e), e.code, e.passes)
                 raise
@@ -185,20 +188,40 @@ class Cluster:
     def _absent(self) -> list[int]:
         return [r for r in range(self.size) if self.read(f"host/{r}") is None]
 
+    def _connect(self, backend: str, place: Place, key: str) -> None:
+        """Under the eyes of the pulse, which has a connection to the store for itself."""
+        self._pulse.connects(True)
+        self._pulse.start()
+        faults.point("connect")
+        group = dist.PrefixStore(key, another(place))
+        # With its device told, NCCL connects here, and not in the first round.
+        own = self.device if self._polls else None
+        dist.init_process_group(backend, None, ENDLESS, self.size, self.rank, group, device_id=own)
+        self._warm_up()
+        if place.one_machine and self.device.type == "cpu":
+            self._wire = Wire(self.rank, self.size, self.share, self._pulse.tick)
+        self._pulse.connects(False)
+
     def _warm_up(self) -> None:
-        """The first collective connects; when it is done, every rank has begun to beat."""
+        """The first collective connects."""
         for device in {torch.device("cpu"), self.device}:
             dist.all_reduce(torch.zeros(1, device=device))
 
     def broadcast(self, buffer: Tensor) -> None:
         with self._watch():
-            self._finish(dist.broadcast(buffer, src=0, async_op=True))
+            if self._wire is not None and self._wire.carries(buffer):
+                self._wire.broadcast(buffer)
+            else:
+                self._finish(dist.broadcast(buffer, src=0, async_op=True))
 
     def reduce(self, buffer: Tensor) -> None:
         # gloo reduces host memory only.
         staged = buffer.cpu() if self._gloo_only else buffer
         with self._watch():
-            self._finish(dist.reduce(staged, dst=0, async_op=True))
+            if self._wire is not None and self._wire.carries(staged):
+                self._wire.reduce(staged)
+            else:
+                self._finish(dist.reduce(staged, dst=0, async_op=True))
         if staged is not buffer:
             buffer.copy_(staged)
 
@@ -268,10 +291,12 @@ class Cluster:
             self._pulse.linger(1.0 if code == REQUEUE else PATIENCE)
 
     def close(self) -> None:
-        if self._pulse.failure is not None and self.rank == 0:
+        if self.rank == 0:
             with contextlib.suppress(RuntimeError):
                 self._pulse.linger(PATIENCE)
         self._pulse.stop()
+        if self._wire is not None:
+            self._wire.close()
         if self._pulse.failure is not None:
             self._leave()
         elif dist.is_initialized():
@@ -294,8 +319,8 @@ class Cluster:
 
     def _leave(self) -> None:
         """Closing this rank's connections makes its peers notice too."""
-        self._links.cut()
         with contextlib.suppress(Exception):
+            self._links.cut()
             if self._polls:
                 dist.distributed_c10d._abort_process_group()  # destroying waits for kernels that may never end
             else:

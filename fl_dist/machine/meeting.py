@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -36,7 +38,7 @@ class Lost(RuntimeError):
         """The same with the round, and the clients of the round that were the lost rank's."""
         clients = [c for c, rank in assignment.items() if rank in self.ranks]
         own = f", whose clients were {', '.join(map(str, clients))}" if clients else ""
-        return Lost(f"{self} in round {index + 1}{own}", self.code) if self.ranks else self
+        return Lost(f"{self} in round {index + 1}{own}", self.code, self.ranks, self.passes) if self.ranks else self
 
 
 def passes(error: Exception) -> bool:
@@ -57,8 +59,9 @@ class Board:
         """Let no question wait longer for its answer; torch's own time-out does not hold for all of them."""
         span = struct.pack("ll", *divmod(max(1, round(seconds * 1e6)), 10**6))
         for end in _connections(self._port):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
 
     def post(self, key: str, text: str) -> None:
         with self._asking():
@@ -141,38 +144,53 @@ def board(place: Place, wait: Wait) -> Board:
 
 
 def _store(place: Place, wait: Wait) -> dist.Store:
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun listens already
-    here = place.one_machine and not agent
-    if here:
+    if _is_here(place):
         # All ranks are on this machine: nothing needs to listen on any other address.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    address = "127.0.0.1" if here else place.host
-    if place.rank != 0 or agent:
-        return _reach(address, place, wait)
-    listener = socket.create_server(("127.0.0.1", place.port)).detach() if here else None
+    if place.rank != 0 or _of_agent():
+        return _reach(place, wait)
+    listener = socket.create_server(("127.0.0.1", place.port)).detach() if _is_here(place) else None
     timeout = timedelta(seconds=wait.seconds)
     return dist.TCPStore(
-        address, place.port, place.size, True, timeout, wait_for_workers=False, master_listen_fd=listener
+        _address(place), place.port, place.size, True, timeout, wait_for_workers=False, master_listen_fd=listener
     )
 
 
-def _reach(address: str, place: Place, wait: Wait) -> dist.Store:
-    """Connect as soon as there is somebody to connect to."""
+def _of_agent() -> bool:
+    """torchrun listens already."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _is_here(place: Place) -> bool:
+    return place.one_machine and not _of_agent()
+
+
+def _address(place: Place) -> str:
+    return "127.0.0.1" if _is_here(place) else place.host
+
+
+def another(place: Place) -> dist.Store:
+    """A second connection to the store, for those who wait in it: a thread that asks over the first does not."""
     timeout = timedelta(seconds=ATTEMPT)
+    return dist.TCPStore(_address(place), place.port, place.size, False, timeout, wait_for_workers=False)
+
+
+def _reach(place: Place, wait: Wait) -> dist.Store:
+    """Connect as soon as there is somebody to connect to."""
     while True:
         try:
             # torch's own attempts cannot be interrupted.
-            socket.create_connection((address, place.port), timeout=1.0).close()
-            with cut_after(ATTEMPT, place.port):
-                return dist.TCPStore(address, place.port, place.size, False, timeout, wait_for_workers=False)
+            socket.create_connection((_address(place), place.port), timeout=1.0).close()
+            with cut_after(ATTEMPT, partial(_cut, place.port)):
+                return another(place)
         except (OSError, RuntimeError):
             wait.moment(lambda: [0])
 
 
 @contextlib.contextmanager
-def cut_after(seconds: float, port: int) -> Iterator[None]:
-    """A call that waits for an answer from that port fails after so long."""
-    timer = threading.Timer(seconds, _cut, [port])
+def cut_after(seconds: float, cut: Callable[[], None]) -> Iterator[None]:
+    """A call that waits for an answer over a connection that `cut` ends fails after so long."""
+    timer = threading.Timer(seconds, cut)
     timer.daemon = True
     timer.start()
     try:
@@ -184,46 +202,62 @@ def cut_after(seconds: float, port: int) -> Iterator[None]:
 
 def _cut(port: int) -> None:
     for end in _connections(port):
+        _shut(end)
+
+
+def _shut(end: socket.socket) -> None:
+    """Other threads, and the other end, may do it in the same moment."""
+    with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
 
 
 def _connections(port: int) -> Iterator[socket.socket]:
     """This process's ends of its connections to that port, whichever library made them."""
-    return (end for _, end in _connected() if end.getpeername()[1] == port)
+    return (link.end for link in _connected() if link.there == port)
 
 
 class Links:
-    """The connections that a library makes within the context; those to the store's port are not among them."""
+    """The connections that libraries make within the context. Those to the store's port are among them as long as it
+    lasts, for that is where a library waits that connects ranks; and not afterwards."""
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._others: set[int] = set()
+        self._others: set[int] | None = None
+        """Those of before; None outside of the context."""
         self._own: set[int] = set()
 
     def __enter__(self) -> "Links":
-        self._others = {inode for inode, _ in _connected()}
+        self._others = {link.inode for link in _connected()}
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._own = {
-            inode
-            for inode, end in _connected()
-            if inode not in self._others and self._port not in (end.getpeername()[1], end.getsockname()[1])
-        }
+        others, self._others = self._others or set(), None
+        self._own |= {k.inode for k in _connected() if k.inode not in others and self._port not in (k.here, k.there)}
 
     def cut(self) -> None:
         """Whatever waits for them fails at once, on both ends; the library itself would wait for what is under way."""
-        for inode, end in _connected():
-            if inode in self._own:
-                end.shutdown(socket.SHUT_RDWR)
+        others = self._others
+        for link in _connected():
+            new = others is not None and link.inode not in others and link.here != self._port
+            if new or link.inode in self._own:
+                _shut(link.end)
 
 
-def _connected() -> Iterator[tuple[int, socket.socket]]:
-    """This process's connections, by the number of their ends' inodes."""
+class Link(NamedTuple):
+    """One of this process's connections, whichever library made it."""
+
+    inode: int
+    end: socket.socket
+    here: int
+    there: int
+    """Ports."""
+
+
+def _connected() -> Iterator[Link]:
     for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
         with contextlib.suppress(OSError):
             found = os.fstat(int(name))
             if stat.S_ISSOCK(found.st_mode):
                 with socket.socket(fileno=os.dup(int(name))) as end:
-                    if end.family in (socket.AF_INET, socket.AF_INET6) and end.getpeername():
-                        yield found.st_ino, end
+                    if end.family in (socket.AF_INET, socket.AF_INET6):
+                        yield Link(found.st_ino, end, end.getsockname()[1], end.getpeername()[1])

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fl_dist.common.terminal import complain
@@ -24,7 +24,7 @@ SILENCE = 7.0
 PATIENCE = 4.0
 """The same when a connection has broken, and the survivors ask who is missing; and what they wait for each other."""
 PAUSE = 2.0
-"""Seconds that a beat may be late; if it is later, this process was stopped, and has not heard the others meanwhile."""
+"""Seconds that a beat may be late; if it is later, this process was stopped."""
 GRACE = 5.0
 """Seconds in which the main thread has to notice a failure; a kernel or a loop that never ends does not let it."""
 GONE = "gone"
@@ -49,10 +49,14 @@ class Heard:
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[str, float]] = {}
+        self._asked = time.monotonic()
 
     def silent(self, beats: dict[int, str], seconds: float) -> list[int]:
         """The ranks whose beat has been the same for so long; who has said goodbye is not missed."""
         now = time.monotonic()
+        if now - self._asked > BEAT + PAUSE:  # this process was stopped, and has not heard them meanwhile
+            self._last.clear()
+        self._asked = now
         for rank, beat in beats.items():
             if self._last.get(rank, ("", 0.0))[0] != beat:
                 self._last[rank] = (beat, now)
@@ -65,7 +69,8 @@ class Pulse:
         self.board, self.rank, self.size, self.timeout, self._cut = board, rank, size, timeout, cut
         self.failure: Failure | None = None
         self._doing, self._ticked, self._waits_since = "", 0.0, 0.0
-        self._noticed = self._leaving = False
+        self._noticed = self._leaving = self._connecting = False
+        self._until: float | None = None
         self._server = "rank 0"
         self._stopped, self._beats = threading.Event(), itertools.count(1)
         self._lock = threading.Lock()
@@ -81,6 +86,10 @@ class Pulse:
         """When every rank has begun."""
         self._server = self._name(0)
         self._thread.start()
+
+    def connects(self, now: bool) -> None:
+        """While ranks connect they wait for each other, however long that takes."""
+        self._connecting = now
 
     def stop(self) -> None:
         self._stopped.set()
@@ -128,12 +137,14 @@ class Pulse:
         return self._keeps(self._loss([0]))
 
     def linger(self, seconds: float) -> None:
-        """Until the others have heard why this rank ends: rank 0 takes the board with it."""
+        """Until the others have heard why this rank ends, or have gone: rank 0 takes the board with it. Once only."""
         lost = () if self.failure is None else self.failure.ranks
-        waiting, end = [r for r in self._present() if r not in lost], time.monotonic() + seconds
-        while waiting and time.monotonic() < end:
-            waiting = [r for r in waiting if self.board.read(f"heard/{r}") is None]
+        self._until = self._until or time.monotonic() + seconds
+        while self._waiting(lost) and time.monotonic() < self._until:
             time.sleep(0.02)
+
+    def _waiting(self, lost: Sequence[int]) -> list[int]:
+        return [r for r in self._present() if r not in lost and self.board.read(f"heard/{r}") is None]
 
     # The thread.
 
@@ -141,7 +152,7 @@ class Pulse:
         heard, began = Heard(), time.monotonic()
         while self.failure is None and not self._stopped.wait(BEAT):
             if time.monotonic() - began > BEAT + PAUSE:
-                heard, self._ticked = Heard(), time.monotonic()
+                self._ticked = time.monotonic()
             try:
                 self._beat()
                 if failure := self._told() or self._found(heard):
@@ -171,9 +182,12 @@ class Pulse:
     def _alarm(self) -> None:
         """Let the main thread know, wherever it is; if it cannot, end the process, and with it what it waits for."""
         self._post("heard", "1")
-        self._cut()
         end = time.monotonic() + GRACE
-        while not self._stopped.wait(BEAT / 5):
+        while True:
+            if not self._noticed:
+                self._cut()  # again and again: it may just be connecting
+            if self._stopped.wait(BEAT / 5):
+                return
             self._post("beat", f"{next(self._beats)} 0")  # others still ask who is missing
             if time.monotonic() > end and not self._noticed and (self._doing or self._waits_since):
                 self._end()
@@ -196,7 +210,7 @@ class Pulse:
 
     def _waited(self) -> float:
         since = self._waits_since
-        return time.monotonic() - since if since else 0.0
+        return time.monotonic() - since if since and not self._connecting else 0.0
 
     def _hears(self, failure: Failure) -> Failure:
         """From here on this rank needs the board no more."""

@@ -39,8 +39,8 @@ class StopRequest:
         if self._active:
             self._read, self._write = os.pipe()
             os.set_blocking(self._write, False)
-            self._old = {s: signal.signal(s, lambda *_: None) for s in HANDLED}
             self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            self._old = {s: signal.signal(s, lambda *_: None) for s in HANDLED}
             self._listener = threading.Thread(target=self._listen, args=(self._read,), daemon=True)
             self._listener.start()
         return self

@@ -18,10 +18,11 @@ class MLP(nn.Module):
         self.activation = {"tanh": torch.tanh, "relu": torch.relu}[activation]
 
     def forward(self, x: Tensor) -> Tensor:
+        *hidden, last = self.layers
         x = x.flatten(1)
-        for layer in self.layers[:-1]:
+        for layer in hidden:
             x = self.activation(layer(x))
-        return self.layers[-1](x)
+        return last(x)
 
 
 @models.register

@@ -5,8 +5,8 @@
     checkpoint/round-000012/server.safetensors
     checkpoint/round-000012/clients-2.pack      the clients of rank 2 that had changed, one after another
 
-A client's variables are in the newest save, of those that a save builds on, that wrote them. Manifests and packs, which
-later saves rely on, are written twice: one damaged file loses nothing. Links are never followed.
+A client's variables are in the newest save, of those that a save builds on, that wrote them. What later saves rely on,
+packs and the manifests that name them, is written twice: one damaged file loses nothing. Links are never followed.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ class Manifest:
     def write(self, root: Path) -> None:
         body = json.dumps(vars(self), sort_keys=True)
         data = json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body}).encode()
-        for name in (copy_of(MANIFEST), MANIFEST):
+        for name in [copy_of(MANIFEST), MANIFEST] if self.clients else [MANIFEST]:
             write_atomically(root / folder_name(self.round) / name, data)
 
     @staticmethod
@@ -321,7 +321,7 @@ def remove(folder: Path, names: list[str]) -> None:
         torn = [name for name in os.listdir(folder) if name.startswith(f".{MANIFEST.partition('.')[0]}.")]
         for name in [*names, *torn]:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(folder / name)
+                os.unlink(os.path.join(folder, name))
         folder.rmdir()
 
 

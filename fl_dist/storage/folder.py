@@ -79,21 +79,23 @@ def locked(run: Path) -> bool:
     return False
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file by rename, after its bytes are on disk."""
+def write_atomically(path: Path, data: bytes, durable: bool = True) -> None:
+    """Replace a file by rename, after its bytes are on disk; not `durable`: what a power cut may take back."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def append_lines(path: Path, entries: list[dict[str, Any]]) -> None:

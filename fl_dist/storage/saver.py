@@ -36,8 +36,10 @@ VOICE = 30.0
 class Saver:
     """This rank's part of a save: one thread at a time that writes what the rank holds."""
 
-    def __init__(self, root: Path, comm: Comm, run: str, copies: Copies = HOST) -> None:
+    def __init__(self, root: Path, comm: Comm, run: str, copies: Copies = HOST, clients: bool = True) -> None:
+        """`clients`: whether they have variables; if not, rank 0 alone has something to save."""
         self.root, self.comm, self.run, self.copies = root, comm, run, copies
+        self._ranks = range(comm.size) if clients else range(1)
         self.chief: Chief | None = None
         """On rank 0: completes the saves of all ranks."""
         self._thread: threading.Thread | None = None
@@ -49,6 +51,8 @@ class Saver:
 
     def start(self, round_: int, clients: dict[int, Tensors], server: Tensors | None, extra: dict[str, Any]) -> None:
         """Begin a save of what the arguments hold, once it has arrived; nobody may write to it any more."""
+        if self.comm.rank not in self._ranks:
+            return
         self.join()
         self._thread = threading.Thread(target=self._run, args=(round_, clients, server, extra), daemon=True)
         self._thread.start()
@@ -73,7 +77,7 @@ class Saver:
         try:
             self.comm.post(f"save/{round_}/{self.comm.rank}", json.dumps(mine))
             if self.chief is not None:
-                self.chief.complete(round_, [self._await(round_, r) for r in range(self.comm.size)], extra)
+                self.chief.complete(round_, [self._await(round_, r) for r in self._ranks], extra)
         except RuntimeError as e:
             log.info("the save of round %d was not completed: %s", round_, e)
             if self.chief is not None:
@@ -197,7 +201,7 @@ class Chief:
         try:
             (self.root / folder_name(manifest.round) / checkpoint.UNFINISHED).unlink(missing_ok=True)
             faults.point("save-pointer")
-            write_atomically(self.root / "latest", folder_name(manifest.round).encode())
+            write_atomically(self.root / "latest", folder_name(manifest.round).encode(), durable=False)
             faults.point("save-switched")
             self._on_whole()
             self._collect(manifest)
