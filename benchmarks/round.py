@@ -72,7 +72,9 @@ def cases(kind: str, method: str) -> list[Case]:
     ]
     key = method or "fedavg"
     what, words = f"{METHODS[key]}, MLP 64-32-10", (*MLP, f"algorithm={key}")
-    chosen.append(Case("protocol", what, words, ((ENGINE, GLOO, 1.1), (BUSY, ENGINE, 1.3)), rounds=20))
+    chosen.append(
+        Case("protocol", what, words, ((ENGINE, GLOO, 1.1), (BUSY, GLOO, 1.43), (BUSY, ENGINE, 1.3)), rounds=20)
+    )
     chosen.append(Case("alone", f"{what}, one process", words, ((ENGINE, STEPS, 1.4),), ranks=1, rounds=20))
     return [case for case in chosen if kind in ("all", case.kind)]
 

@@ -141,7 +141,7 @@ class Cluster:
         try:
             compare(self._seats(), topology.oversubscribe)
             with self._watch(), cut_after(comm.meeting, self._links.cut), self._links:
-                self._connect(backend, place, f"{run}/group")
+                self._connect(backend, place, f"{run}/group", comm.meeting)
         except Exception as e:
             if not isinstance(e, Lost):
                 self.fail(breakdown.advice(e) or str(e), 1)
@@ -188,12 +188,12 @@ class Cluster:
     def _absent(self) -> list[int]:
         return [r for r in range(self.size) if self.read(f"host/{r}") is None]
 
-    def _connect(self, backend: str, place: Place, key: str) -> None:
+    def _connect(self, backend: str, place: Place, key: str, seconds: float) -> None:
         """Under the eyes of the pulse, which has a connection to the store for itself."""
         self._pulse.connects(True)
         self._pulse.start()
         faults.point("connect")
-        group = dist.PrefixStore(key, another(place))
+        group = dist.PrefixStore(key, another(place, seconds))
         # With its device told, NCCL connects here, and not in the first round.
         own = self.device if self._polls else None
         dist.init_process_group(backend, None, ENDLESS, self.size, self.rank, group, device_id=own)

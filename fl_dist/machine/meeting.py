@@ -169,9 +169,9 @@ def _address(place: Place) -> str:
     return "127.0.0.1" if _is_here(place) else place.host
 
 
-def another(place: Place) -> dist.Store:
+def another(place: Place, seconds: float) -> dist.Store:
     """A second connection to the store, for those who wait in it: a thread that asks over the first does not."""
-    timeout = timedelta(seconds=ATTEMPT)
+    timeout = timedelta(seconds=seconds)
     return dist.TCPStore(_address(place), place.port, place.size, False, timeout, wait_for_workers=False)
 
 
@@ -182,7 +182,7 @@ def _reach(place: Place, wait: Wait) -> dist.Store:
             # torch's own attempts cannot be interrupted.
             socket.create_connection((_address(place), place.port), timeout=1.0).close()
             with cut_after(ATTEMPT, partial(_cut, place.port)):
-                return another(place)
+                return another(place, ATTEMPT)
         except (OSError, RuntimeError):
             wait.moment(lambda: [0])
 
