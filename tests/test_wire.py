@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -94,6 +95,27 @@ def test_who_does_not_know_the_key_is_not_let_in(words: bytes, monkeypatch: pyte
     assert message.tolist() == [2.0, 2.0, 2.0]
     for open_end in [*ranks, *strangers]:
         open_end.close()
+
+
+def test_a_rank_may_take_its_time_to_say_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "GLANCE", 0.05)
+
+    class Slow(socket.socket):
+        def sendall(self, words: bytes, *flags: int) -> None:  # type: ignore[override]
+            for letter in words:
+                time.sleep(0.02)
+                super().sendall(bytes([letter]))
+
+    def slowly(address: tuple[str, int]) -> socket.socket:
+        link = Slow(socket.AF_INET)
+        link.connect(address)
+        return link
+
+    monkeypatch.setattr(socket, "create_connection", slowly)
+    ranks = connected(3)
+    assert len(ranks[0]._links) == 2
+    for rank in ranks:
+        rank.close()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

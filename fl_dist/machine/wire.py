@@ -9,8 +9,10 @@ import contextlib
 import hmac
 import json
 import secrets
+import selectors
 import socket
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,6 +23,8 @@ PIECE = 1 << 18
 """Bytes that are received before they are added."""
 GLANCE = 0.5
 """Seconds between two looks at the pulse while ranks connect."""
+DIGITS = 8
+"""Of a rank's number, which follows the key."""
 
 
 class Wire:
@@ -37,7 +41,9 @@ class Wire:
                 self._links = _welcome(door, key, size, tick)
         else:
             port, key = json.loads(share("wire", None))
-            self._links = [_knock(port, f"{key}{rank:08d}".encode())]
+            self._links = [_knock(port, f"{key}{rank:0{DIGITS}d}".encode())]
+        for link in self._links:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._room = torch.empty(PIECE, dtype=torch.uint8)
 
     def carries(self, message: Tensor) -> bool:
@@ -70,33 +76,43 @@ class Wire:
 
 
 def _welcome(door: socket.socket, key: str, size: int, tick: Callable[[], None]) -> list[socket.socket]:
-    """The connections of all other ranks, in their order."""
+    """The connections of all other ranks, in their order, however long each takes to say who it is."""
     came: dict[int, socket.socket] = {}
-    door.settimeout(GLANCE)
-    while len(came) < size - 1:
-        tick()
-        with contextlib.suppress(OSError):
-            link = door.accept()[0]
-            link.settimeout(GLANCE)
-            said = link.recv(len(key) + 8, socket.MSG_WAITALL).decode(errors="replace")
-            if hmac.compare_digest(said[: len(key)].encode(), key.encode()):
-                came[int(said[len(key) :])] = _ready(link)
-            else:
-                link.close()
+    said: dict[socket.socket, bytes] = {}
+    with selectors.DefaultSelector() as ready:
+        ready.register(door, selectors.EVENT_READ)
+        while len(came) < size - 1:
+            tick()
+            for event, _ in ready.select(GLANCE):
+                link = cast(socket.socket, event.fileobj)
+                if link is door:
+                    link = door.accept()[0]
+                    ready.register(link, selectors.EVENT_READ)
+                    said[link] = b""
+                elif _has_said_all(link, said, len(key) + DIGITS):
+                    ready.unregister(link)
+                    name, number = said[link][: len(key)], said[link][len(key) :]
+                    if hmac.compare_digest(name, key.encode()) and len(number) == DIGITS:
+                        came[int(number)] = link
+    for stranger in said.keys() - set(came.values()):
+        stranger.close()
     return [came[rank] for rank in sorted(came)]
+
+
+def _has_said_all(link: socket.socket, said: dict[socket.socket, bytes], length: int) -> bool:
+    """Add what has come to what it said before; True at its end, or when that is as long as it should be."""
+    more = b""
+    with contextlib.suppress(OSError):
+        more = link.recv(length - len(said[link]))
+    said[link] += more
+    return not more or len(said[link]) == length
 
 
 def _knock(port: int, words: bytes) -> socket.socket:
     with _breaking():
         link = socket.create_connection(("127.0.0.1", port))
         link.sendall(words)
-        return _ready(link)
-
-
-def _ready(link: socket.socket) -> socket.socket:
-    link.settimeout(None)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return link
+        return link
 
 
 def _bytes(tensor: Tensor) -> memoryview:
