@@ -145,7 +145,7 @@ class TestFate:
     @pytest.mark.parametrize("rank", [0, 1, 2])
     def test_a_failed_save_of_any_rank_loses_no_client(self, rank: int, calm: Path, tmp_path: Path) -> None:
         """A rank's first sync fails; the run is killed later and resumed."""
-        faults = {"FL_DIST_FAULT": f"sync:1@{rank}=fail,broadcast:5=sleep:4,server:7@0"}
+        faults = {"FL_DIST_FAULT": f"sync:1@{rank}=fail,broadcast:5=sleep:3,server:7@0"}
         codes, outputs = run_ranks(3, arguments(tmp_path), **faults)
         assert codes[0] == -signal.SIGKILL
         assert "could not be written: rank" in outputs[0]
