@@ -20,14 +20,14 @@ from fl_dist.report.gather import Source
 from fl_dist.report.lines import Known
 from fl_dist.report.page import check, document, page
 from fl_dist.report.serve import Watch, serve
+from fl_dist.results.arguments import add_runs, expanded
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     try:
         check()
-        words = [str(expand(word)) if "=" not in word else word for word in arguments.runs]
-        source = Source(words, arguments.only, arguments.published)
+        source = Source(expanded(arguments.runs), arguments.only, arguments.published)
         if arguments.serve:
             serve(Watch(source), arguments.port)
         else:
@@ -40,23 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     parser = terminal.Parser(prog="python -m fl_dist.report", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "runs", nargs="+", metavar="SWEEP.yaml or RUN", help="sweeps' files with their overrides, folders of runs"
-    )
+    add_runs(parser)
     parser.add_argument("-o", "--output", default="report.html", metavar="FILE", help="default %(default)s")
     parser.add_argument("--serve", action="store_true", help="write no file: show the page here, and follow the runs")
     parser.add_argument(
         "--port", type=partial(at_least, 0), default=0, metavar="N", help="of --serve (default: one that is free)"
-    )
-    parser.add_argument(
-        "--published", metavar="FILE", help="numbers to show beside ours (default: published.csv beside the sweep)"
-    )
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="only runs of this name or label (may be repeated)",
     )
     terminal.add_traceback(parser)
     return parser

@@ -20,6 +20,7 @@ from fl_dist.common.terminal import at_least
 from fl_dist.config.sweeps import Also, Table
 from fl_dist.drawing import timeline
 from fl_dist.drawing.base import check
+from fl_dist.results.arguments import add_runs, expanded
 from fl_dist.results.collect import COSTS, Collection, collect
 from fl_dist.results.curves import draw
 from fl_dist.results.render import FORMATS, SUFFIXES
@@ -29,7 +30,7 @@ from fl_dist.results.table import figures
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     try:
-        found = collect([str(expand(word)) if "=" not in word else word for word in arguments.runs], arguments.only)
+        found = collect(expanded(arguments.runs), arguments.only)
         kind = _kind(arguments)
         curves, lanes = _picture(arguments.curves), _picture(arguments.timeline)
         table = figures(found, _table(arguments, found), arguments.cost or ["rounds"], _published(arguments, found))
@@ -46,16 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     parser = terminal.Parser(prog="python -m fl_dist.results", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "runs", nargs="+", metavar="SWEEP.yaml or RUN", help="a sweep's file with its overrides, or folders of runs"
-    )
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="only runs of this name or label (may be repeated)",
-    )
+    add_runs(parser)
     parser.add_argument("--measure", choices=("mean", "last", "best"), help="of a run: mean of its last rounds, ...")
     parser.add_argument("--last", type=partial(at_least, 1), metavar="N", help="rounds of that mean")
     parser.add_argument(
@@ -82,9 +74,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--curves", metavar="FILE", help="also draw the learning curves: .png, .pdf or .svg")
     parser.add_argument("--timeline", metavar="FILE", help="also draw who worked when, in the last rounds of each run")
     parser.add_argument("--against", choices=tuple(COSTS), default="rounds", help="what the curves are drawn over")
-    parser.add_argument(
-        "--published", metavar="FILE", help="numbers to show beside ours (default: published.csv beside the sweep)"
-    )
     terminal.add_traceback(parser)
     return parser
 
