@@ -135,13 +135,17 @@ class TestTwoOfThem:
     ) -> None:
         """As when a whole job is suspended, and resumed."""
         monkeypatch.setattr(pulse, "PAUSE", 0.5)
-        wait, beats = pair[0]._stopped.wait, iter(range(10**6))
-        monkeypatch.setattr(pair[0]._stopped, "wait", lambda seconds: wait(2.0 if next(beats) == 3 else seconds))
+        wait, waits = pair[0]._stopped.wait, list[float]()
+
+        def paused(seconds: float) -> bool:
+            waits.append(seconds)
+            return wait(2.0 if len(waits) == 4 else seconds)
+
+        monkeypatch.setattr(pair[0]._stopped, "wait", paused)
         pair[0].start()
-        began = time.monotonic()
-        wait_for(lambda: time.monotonic() > began + 1.8)
+        wait_for(lambda: len(waits) > 5)  # it has looked since
         pair[1].start()
-        wait_for(lambda: next(beats) > 200, 20)
+        wait_for(lambda: len(waits) > 20)
         assert pair[0].failure is None
 
     def test_what_is_told_first_is_what_all_hear(self, pair: tuple[Pulse, Pulse]) -> None:
