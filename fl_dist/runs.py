@@ -192,6 +192,8 @@ class Run:
         if self._facts["bytes"] != (rows.dtype == torch.uint8):
             kind = "bytes (uint8)" if self._facts["bytes"] else "numbers, not bytes"
             raise ValueError(f"rows have to be {kind}, as in the run's data; they are {rows.dtype}")
+        if rows.is_floating_point() and not bool(torch.isfinite(rows).all()):
+            raise ValueError("rows hold values that are not finite; scale, replace or remove them")
         targets = torch.empty(len(rows), 0) if y is None else torch.as_tensor(y)
         targets = targets if targets.is_floating_point() else targets.long()
         return Dataset(rows, targets, rows, targets, mean=tuple(self._facts["mean"]), std=tuple(self._facts["std"]))

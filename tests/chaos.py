@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fl_dist.storage.checkpoint import MANIFEST, SERVER, newest_round
 from tests.cluster.runs import ranks as ranks_of
 from tests.jobs import QUIET, Rank, model_hash, results, run_ranks, started, started_ranks
 
@@ -69,8 +70,7 @@ def rows(folder: Path) -> int:
 
 
 def saved(folder: Path) -> int:
-    path = folder / "checkpoint" / "latest"
-    return int(path.read_text().rpartition("-")[2]) if path.exists() else 0
+    return newest_round(folder / "checkpoint")
 
 
 class Job:
@@ -113,10 +113,11 @@ class Job:
         self.kill(FL_DIST_FAULT=f"sync:{count}@{rank}=sleep:8")
 
     def flip(self) -> None:
-        """A kill, and then one wrong bit in one file of the checkpoints."""
+        """A kill, and then one wrong bit in one file of the checkpoints; of a single save nothing would be left."""
         self.kill()
         files = [p for p in sorted((self.folder / "checkpoint").glob("round-*/*")) if p.is_file() and p.stat().st_size]
-        if files and not (self.folder / "model.safetensors").exists():
+        saves = [p for p in files if p.name == SERVER and (p.parent / MANIFEST).exists()]
+        if len(saves) > 1 and not (self.folder / "model.safetensors").exists():
             file = self.rng.choice(files)
             data = bytearray(file.read_bytes())
             data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)

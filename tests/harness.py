@@ -176,7 +176,7 @@ def keeping_saves() -> Iterator[list[Save]]:
     """What would go into each checkpoint, without the disk."""
     saves: list[Save] = []
 
-    def start(self: Saver, round_: int, clients: Any, server: Any, extra: Any) -> None:
+    def start(self: Saver, round_: int, clients: Any, server: Any, extra: Any, last: bool) -> None:
         saves.append(Save(round_, clients, server))
 
     with mock.patch.object(Saver, "start", start):
@@ -324,8 +324,8 @@ def saving_at_once() -> Iterator[None]:
     """Saves that end before training goes on: none is skipped because the one before is still being written."""
     start = Saver.start
 
-    def start_and_wait(self: Saver, *arguments: Any) -> None:
-        start(self, *arguments)
+    def start_and_wait(self: Saver, *arguments: Any, **options: Any) -> None:
+        start(self, *arguments, **options)
         self.join()
 
     with mock.patch.object(Saver, "start", start_and_wait):

@@ -5,6 +5,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -58,10 +59,17 @@ def run(command: Sequence[str], timeout: float = 120, **options: Any) -> tuple[i
         return process.returncode, output
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def free_port(count: int = 1) -> int:
+    """The first of so many in a row that nobody uses, drawn, for other tests look for some too.
+
+    Systems usually give higher ones to whoever connects.
+    """
+    for first in random.SystemRandom().sample(range(10_000, 17_000), 100):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+    raise OSError("no free port")
 
 
 class Rank:

@@ -16,7 +16,7 @@ import torch
 
 from fl_dist.machine import faults
 from fl_dist.main import main
-from fl_dist.storage.checkpoint import Damaged, Manifest, Save, folder_name, newest
+from fl_dist.storage.checkpoint import Damaged, Manifest, Save, folder_name, newest, newest_round
 from tests.harness import saving_at_once
 from tests.jobs import QUIET, model_hash, results, started_ranks
 
@@ -30,7 +30,7 @@ SETTINGS = (
     "algorithm.name=fedgmt",
 )
 STEPS = ("broadcast", "local", "reduce", "server")
-SAVES = ("save-begin", "save-file", "save-written", "save-manifest", "save-pointer", "save-switched")
+SAVES = ("save-begin", "save-file", "save-written", "save-manifest", "save-switched")
 # A save may let a round pass, but the first and the last are always made.
 KILLS = [f"{step}:{k}" for step in STEPS for k in (1, 3, 5)] + [f"{step}:{k}" for step in SAVES for k in (1, 2)]
 
@@ -80,7 +80,7 @@ def test_a_kill_at_any_point_changes_nothing(kill: str, calm: Path, tmp_path: Pa
 
 
 def test_kills_one_after_another_change_nothing(calm: Path, tmp_path: Path) -> None:
-    for point in ("save-file:2", "server:2", "save-pointer:1", "reduce:2"):
+    for point in ("save-file:2", "server:2", "save-switched:1", "reduce:2"):
         assert forked(tmp_path, point) == -signal.SIGKILL
     assert main(arguments(tmp_path)) == 0
     assert_same(tmp_path, calm)
@@ -122,7 +122,7 @@ def test_a_signal_to_any_rank_saves_and_asks_for_a_requeue(number: int, calm_lon
     assert [p.returncode for p in processes] == [75, 75]
     assert "interrupted after round" in output
     reached = len(results(folder))
-    assert (folder / "checkpoint" / "latest").read_text() == f"round-{reached:06d}"
+    assert newest_round(folder / "checkpoint") == reached
     assert main(arguments(folder, *more)) == 0
     assert_same(folder, calm_long)
 
@@ -387,7 +387,7 @@ def test_a_run_that_is_not_saved_as_it_goes_is_saved_when_interrupted(calm_long:
         wait_for(lambda: (tmp_path / "metrics.jsonl").exists() and len(results(tmp_path)) > 2)
         os.kill(processes[1].pid, signal.SIGUSR1)
         assert [p.wait(timeout=60) for p in processes] == [75, 75]
-    assert (tmp_path / "checkpoint" / "latest").exists()
+    assert newest_round(tmp_path / "checkpoint")
     assert main(arguments(tmp_path, *more)) == 0
     assert_same(tmp_path, calm_long)
 
@@ -411,7 +411,7 @@ def replaced_by_a_file(folder: Path) -> None:
 
 def test_an_interrupted_run_that_cannot_be_saved_does_not_ask_for_a_requeue(tmp_path: Path) -> None:
     with started_ranks(1, arguments(tmp_path, "rounds=100000", "topology.server=shared")) as (process,):
-        wait_for(lambda: (tmp_path / "checkpoint" / "latest").exists())
+        wait_for(lambda: newest_round(tmp_path / "checkpoint") > 0)
         with stopped([process.pid]):
             replaced_by_a_file(tmp_path / "checkpoint")
         os.kill(process.pid, signal.SIGUSR1)

@@ -17,6 +17,7 @@ import pytest
 from fl_dist.machine.comm import host
 from fl_dist.machine.meeting import Lost, passes
 from fl_dist.monitor.console import STARTING
+from fl_dist.storage.checkpoint import newest_round
 from tests.jobs import QUIET, ROOT, Rank, environment, free_port, started, started_ranks, torchrun
 from tests.test_checkpoint import listening, replaced_by_a_file, stopped
 
@@ -42,8 +43,9 @@ def rows(run: Path) -> int:
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
-def latest(run: Path) -> str:
-    return (run / "checkpoint" / "latest").read_text()
+def saved(run: Path) -> int:
+    """Rounds of the newest save; 0 before the first."""
+    return newest_round(run / "checkpoint")
 
 
 def read(pid: int, file: str) -> list[str]:
@@ -87,8 +89,7 @@ class Family:
         return next(int(pid) for task in tasks for pid in task.read_text().split())
 
     def after_a_round(self) -> "Family":
-        saved = self.run / "checkpoint" / "latest"
-        wait_for(lambda: rows(self.run) > 1 and saved.exists(), "the first save")
+        wait_for(lambda: rows(self.run) > 1 and saved(self.run) > 0, "the first save")
         return self
 
     def code(self, seconds: float = 30) -> int:
@@ -181,7 +182,7 @@ def test_ranks_save_and_end_when_torchrun_dies(number: int, tmp_path: Path) -> N
         job.after_a_round().process.send_signal(number)
         job.ended()
     assert "interrupted after round" in job.output()
-    assert latest(job.run) == f"round-{rows(job.run):06d}"
+    assert saved(job.run) == rows(job.run)
 
 
 def test_a_process_alone_outlives_its_shell(tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def test_a_signal_ends_a_local_submission(number: int, tmp_path: Path) -> None:
         assert job.code() == 75
         assert job.members() == []
     assert job.output().endswith("interrupted; start the same command to resume\n")
-    assert latest(job.run) == f"round-{rows(job.run):06d}"
+    assert saved(job.run) == rows(job.run)
 
 
 def test_a_signal_to_the_launcher_alone_is_enough(tmp_path: Path) -> None:
@@ -235,7 +236,7 @@ def test_nothing_outlives_a_local_submission(tmp_path: Path) -> None:
     with family(tmp_path, "launch.submit", "--local", "--tasks-per-node", "2") as job:
         job.after_a_round().process.kill()
         job.ended()
-    assert latest(job.run) == f"round-{rows(job.run):06d}"
+    assert saved(job.run) == rows(job.run)
 
 
 def test_nothing_outlives_a_local_sweep(tmp_path: Path) -> None:
@@ -291,7 +292,7 @@ def test_a_rank_that_dies_before_it_comes_ends_the_rest(launcher: str, tmp_path:
 
 def test_a_run_that_could_not_be_saved_is_not_called_resumable(tmp_path: Path) -> None:
     with family(tmp_path, "launch.local", "-n", "2") as job:
-        wait_for((job.run / "checkpoint" / "latest").exists, "a save")
+        wait_for(lambda: saved(job.run) > 0, "a save")
         with stopped([there(job.rank(0)), there(job.rank(1))]):
             replaced_by_a_file(job.run / "checkpoint")
         job.process.terminate()

@@ -1,6 +1,7 @@
 """Promise: who evaluates the global model is a matter of speed, and of nothing else."""
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fl_dist.engine import client, tape, worker
+from fl_dist.engine import client, evaluate, tape, worker
 from fl_dist.engine.clock import Clock
 from fl_dist.engine.evaluate import Choice, Sums
 from fl_dist.engine.outcome import later
@@ -207,6 +208,18 @@ def test_sums_of_several_ranks_are_those_of_one() -> None:
         shares[k % 2].add({"a": piece, "b": piece.exp()})
     assert torch.equal(sum(share.table(names) for share in shares), whole.table(names))
     assert whole.table(["a"])[-1].tolist() == [1, 1, 1, 1], "one name has no row"
+
+
+@pytest.mark.parametrize("held", [0, 5, 17, 2**16])
+def test_sums_do_not_depend_on_when_they_are_made(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "HELD", held)
+    values, sums = torch.randn(30, dtype=torch.float64) * 1e6, Sums(torch.device("cpu"))
+    for k, piece in enumerate(values.split(7)):
+        sums.add({"a": piece, "hits": piece > 0} | ({"late": piece} if k > 2 else {}))
+        assert sum(len(v) for values in sums._held.values() for v in values) <= held
+    assert sums.names == ["a", "hits", "late"]
+    exact = {"a": math.fsum(values) / 30, "hits": int((values > 0).sum()) / 30, "late": math.fsum(values[21:]) / 9}
+    assert sums.means() == pytest.approx(exact, rel=1e-12, abs=1e-9)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from fl_dist.machine.comm import Cluster
 from fl_dist.machine.copies import Copies
 from fl_dist.machine.place import Place
 from fl_dist.main import main
-from fl_dist.models import models, resnet, vgg, vit
+from fl_dist.models import blocks, models, resnet, vgg, vit
 from fl_dist.tasks import tasks
 from tests import gpu, harness
 from tests.harness import SILENT, Settings, algorithm, merge
@@ -142,8 +142,8 @@ class Lab:
             file = self.folder / f"{name}.json"
             file.write_text(json.dumps(self.config(changes)))
             here, there = self.folder / f"{name} on cpu", self.folder / f"{name} on gpu"
-            # The CPU's own kernel of attention is none of CUDA's.
-            with sdpa_kernel(SDPBackend.MATH):
+            # The CPU's own kernels, of attention and on blocks of channels, are none of CUDA's.
+            with sdpa_kernel(SDPBackend.MATH), mock.patch.object(blocks, "_is_known", return_value=False):
                 assert main([str(file), f"run.dir={here}", "topology.device=cpu"]) == 0
             with gpu.pretended() as seen, watched(seen) as clients:
                 assert main([str(file), f"run.dir={there}", "topology.device=cuda"]) == 0

@@ -50,6 +50,7 @@ def pause(monkeypatch) -> None:
     monkeypatch.setenv("FL_DIST_FAULT", "broadcast:6=sleep:3")
 
 
+@pytest.mark.thorough
 def test_a_signal_saves_the_run_and_the_same_command_resumes_it(config, undisturbed, pause, tmp_path):
     arguments = [config, f"run.dir={tmp_path}/run", "--ranks", "2"]
     with start("launch.local", arguments) as process:
@@ -65,6 +66,7 @@ def test_a_signal_saves_the_run_and_the_same_command_resumes_it(config, undistur
     assert sha(tmp_path / "run") == undisturbed
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_is_started_again(config, undisturbed, pause, tmp_path):
     with start("launch.local", [config, f"run.dir={tmp_path}/run", "-n", "2", "--max-restarts", "1"]) as process:
         wait_for(lambda: rows(tmp_path / "run"), 60, "the first round")
@@ -84,6 +86,7 @@ def test_a_killed_server_is_reported_in_one_line(config, pause, tmp_path):
     assert "Traceback" not in output
 
 
+@pytest.mark.thorough
 def test_a_stopped_server_is_reported_in_one_line(config, tmp_path):
     with start("launch.local", [config, f"run.dir={tmp_path}/run", "-n", "3", "rounds=100000"]) as process:
         wait_for(lambda: rows(tmp_path / "run"), 60, "the first round")
@@ -248,6 +251,7 @@ def test_the_launcher_of_a_node_gets_the_cpus_of_the_job(tasks, cpus, config, tm
     assert second == f"{cpus} CPUs, --kill-on-bad-exit=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=4"
 
 
+@pytest.mark.thorough
 def test_submitit_reports_a_failure_in_one_line(config, tmp_path):
     missing = [config, "data.name=npz", "data.path=/none.npz", f"run.dir={tmp_path}/run"]
     code, output = run("launch.submit", *missing, "--tasks-per-node", "2", "--local")

@@ -106,6 +106,7 @@ class TestTwoOfThem:
         )
         for each in made:
             each.begin()
+        wait_for(lambda: store.check(["beat/0", "beat/1"]), 5)  # a store takes texts without an answer
         yield made
         for each in made:
             each.stop()

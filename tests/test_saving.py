@@ -1,9 +1,11 @@
 """Saves under stress: slow disks, failed parts, vanished and foreign files, rows that cannot be written, growth."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,8 +66,8 @@ class Store(Alone):
 class Hand:
     """One rank's saver and rank 0's chief, driven by hand; clients are small vectors."""
 
-    def __init__(self, root: Path, keep: int = 2) -> None:
-        self.root, self.saver = root, Saver(root, Store(), "run")
+    def __init__(self, root: Path, keep: int = 2, clients: bool = True) -> None:
+        self.root, self.saver = root, Saver(root, Store(), "run", clients=clients)
         self.chief = self.saver.chief = Chief(root, "run", keep, newest(root, "run", pytest.fail), lambda: None)
         self.now: dict[int, float] = {}
 
@@ -84,6 +86,102 @@ class Hand:
     def stored(self, round_: int | None = None) -> dict[int, float]:
         save = load_save(self.root, round_ or self.chief.round)
         return {c: float(checkpoint.read_client(self.root, e)["h"][0]) for c, e in save.index.items()}
+
+
+class TestDurable:
+    """Of the saves that rank 0 makes alone, those that follow a durable one at once need not reach the disk."""
+
+    @pytest.fixture
+    def synced(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Files and folders that were brought to disk."""
+        paths: list[str] = []
+        monkeypatch.setattr(os, "fsync", lambda handle: paths.append(os.readlink(f"/proc/self/fd/{handle}")))
+        return paths
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        now = [100.0]
+        monkeypatch.setattr(saver, "time", mock.Mock(monotonic=lambda: now[0]))
+        return now
+
+    def save(self, hand: Hand, round_: int, last: bool = False) -> None:
+        hand.saver.start(round_, {}, {"x": torch.tensor([float(round_)])}, {"rows": []}, last)
+        hand.saver.join()
+        assert hand.chief.take_fate() == (round_, True)
+
+    def test_the_first_the_last_and_one_a_second_are(
+        self, tmp_path: Path, synced: list[str], clock: list[float]
+    ) -> None:
+        hand = Hand(tmp_path, clients=False)
+        for round_, passes, last in (
+            (1, 0.0, False),
+            (2, 0.9, False),
+            (3, 0.2, False),
+            (4, 0.1, False),
+            (5, 0.1, True),
+        ):
+            clock[0] += passes
+            self.save(hand, round_, last)
+            reached = {Path(path).name.partition(".json")[0].lstrip(".") for path in synced}
+            folder = folder_name(round_)
+            assert reached == (
+                {"server.safetensors", "manifest", folder, tmp_path.name} if round_ in (1, 3, 5) else set()
+            )
+            synced.clear()
+
+    def test_what_a_power_cut_leaves_is_a_whole_save(self, tmp_path: Path, clock: list[float]) -> None:
+        hand = Hand(tmp_path, keep=1, clients=False)
+        for round_ in range(1, 6):
+            self.save(hand, round_)
+            assert rounds_in(tmp_path) == sorted({1, round_}), "the durable one, and the newest"
+        for name in (checkpoint.SERVER, checkpoint.MANIFEST):
+            (tmp_path / folder_name(5) / name).write_bytes(b"")
+        found = newest(tmp_path, "run", lambda warning: None)
+        assert found is not None and found.manifest.round == 1
+        assert checkpoint.read_server(tmp_path, found.manifest)["x"].tolist() == [1.0]
+
+    def test_the_durable_one_goes_when_there_is_another(
+        self, tmp_path: Path, synced: list[str], clock: list[float]
+    ) -> None:
+        hand = Hand(tmp_path, keep=1, clients=False)
+        self.save(hand, 1)
+        self.save(hand, 2)
+        clock[0] += 1.1
+        self.save(hand, 3)
+        self.save(hand, 4)
+        assert rounds_in(tmp_path) == [3, 4]
+        again = Hand(tmp_path, keep=1, clients=False)
+        synced.clear()
+        self.save(again, 5)
+        assert f"{tmp_path / folder_name(5)}/server.safetensors" in synced, "after a restart the first is durable"
+        assert rounds_in(tmp_path) == [5]
+
+    @pytest.mark.parametrize("marked", [False, True])
+    def test_what_a_power_cut_emptied_goes_at_the_next_start(
+        self, marked: bool, tmp_path: Path, clock: list[float]
+    ) -> None:
+        hand = Hand(tmp_path, keep=3, clients=False)
+        for round_ in (1, 2, 3):
+            self.save(hand, round_, last=round_ != 2)
+        (tmp_path / folder_name(2) / checkpoint.MANIFEST).write_bytes(b"")
+        if marked:  # what was removed last is there again
+            (tmp_path / folder_name(2) / checkpoint.UNFINISHED).write_text("run")
+        (tmp_path / "round-000007").mkdir()
+        again = Hand(tmp_path, keep=3, clients=False)
+        assert again.chief.round == 3 and rounds_in(tmp_path) == [1, 3]
+
+    def test_with_clients_variables_all_are(self, tmp_path: Path, synced: list[str], clock: list[float]) -> None:
+        hand = Hand(tmp_path)
+        for round_ in (1, 2, 3):
+            assert hand.save(round_, {0: 1.0})
+            assert {"server.safetensors", "clients-0.pack"} <= {Path(path).name for path in synced}
+            synced.clear()
+
+    def test_a_run_ends_with_a_durable_save(self, tmp_path: Path, synced: list[str]) -> None:
+        with saving_at_once(), mock.patch.object(saver, "SETTLED", 1e9):
+            assert main(arguments(tmp_path, "algorithm.name=fedavg", "checkpoint.keep=1")) == 0
+        assert f"{tmp_path}/checkpoint/{folder_name(8)}/server.safetensors" in synced
+        assert rounds_in(tmp_path / "checkpoint") == [8]
 
 
 class TestFate:
@@ -125,22 +223,88 @@ class TestFate:
         assert chief.take_fate() == (0, True)
         assert chief.take_fate() == (5, False)
 
-    @pytest.mark.parametrize("name", ["latest", "manifest.json"])
     def test_a_save_is_whole_with_its_manifest_and_not_before(
-        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        hand, real = Hand(tmp_path), saver.write_atomically
+        hand, real = Hand(tmp_path), checkpoint.write_atomically
         assert hand.save(1, {0: 1.0, 1: 1.0})
 
-        def write(path: Path, data: bytes, **how: bool) -> None:
-            real(path, data, **how) if path.name != name else fail()
+        def write(path: str, *rest: Any) -> None:
+            real(path, *rest) if Path(path).name != "manifest.json" else fail()
 
-        monkeypatch.setattr(saver, "write_atomically", write)
         monkeypatch.setattr(checkpoint, "write_atomically", write)
-        assert hand.save(2, {1: 2.0}) == (name == "latest")
+        assert not hand.save(2, {1: 2.0})
         monkeypatch.undo()
         found = newest(tmp_path, "run", pytest.fail)
-        assert found is not None and found.manifest.round == (2 if name == "latest" else 1)
+        assert found is not None and found.manifest.round == 1
+
+    def test_a_defect_in_a_save_ends_neither_it_nor_the_next(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        hand = Hand(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(hand.chief, "complete", lambda *_: {}["lost"])
+            assert not hand.save(1, {0: 1.0})
+        assert "the save of round 1 was not completed" in caplog.text and "KeyError: 'lost'" in caplog.text
+        assert hand.chief.failure == "KeyError: 'lost'"
+        assert rounds_in(tmp_path) == [], "what it wrote is removed"
+        with monkeypatch.context() as patch:
+            patch.setattr(hand.chief, "_collect", lambda *_: {}["lost"])
+            assert hand.save(2, {0: 2.0}), "its manifest was written"
+        assert hand.save(3, {1: 3.0}) and hand.stored() == {0: 2.0, 1: 3.0}
+
+    def test_a_saver_ends_its_thread(self, tmp_path: Path) -> None:
+        before, hand = threading.active_count(), Hand(tmp_path)
+        assert hand.save(1, {}) and hand.save(2, {})
+        assert threading.active_count() == before + 1
+        hand.saver.close()
+        assert threading.active_count() == before
+        Saver(tmp_path, Store(), "run").close()
+
+    def test_what_cannot_be_done_after_a_save_does_it_no_harm(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        hand = Hand(tmp_path, keep=1)
+        assert hand.save(1, {0: 1.0})
+        monkeypatch.setattr(hand.chief, "_on_whole", fail)
+        assert hand.save(2, {0: 2.0})
+        assert "the checkpoint of round 2 is whole, but: disk trouble" in caplog.text
+        monkeypatch.undo()
+        assert hand.stored() == {0: 2.0}
+        assert hand.save(3, {0: 3.0}) and rounds_in(tmp_path) == [3], "what was left is removed with the next"
+
+    @pytest.mark.parametrize("clients", [{}, {0: 2.0}])
+    @pytest.mark.parametrize("last", range(1, 7))
+    def test_a_kill_while_old_files_are_removed_leaves_nothing_for_good(
+        self, clients: dict[int, float], last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Files are removed in an order in which what is left of a save can be told, and removed later."""
+
+        class Killed(BaseException):
+            pass
+
+        removed, unlink = [], os.unlink
+
+        def some(path: str | Path) -> None:
+            if len(removed) == last:
+                raise Killed
+            removed.append(path)
+            unlink(path)
+
+        hand = Hand(tmp_path, keep=1)
+        assert hand.save(1, dict.fromkeys(clients, 1.0))
+        monkeypatch.setattr(os, "unlink", some)
+        tensors = {c: {"h": torch.full((4,), value)} for c, value in clients.items()}
+        with contextlib.suppress(Killed):
+            part = {"clients": {}, "server": {}, "error": ""}
+            hand.saver._write(2, tensors, {"x": torch.ones(1)}, part, durable=True)
+            hand.chief.complete(2, [part], {"rows": []})
+        monkeypatch.undo()
+        again = Hand(tmp_path, keep=1)
+        assert again.chief.round == 2
+        assert again.save(3, dict.fromkeys(clients, 3.0))
+        assert again.save(4, dict.fromkeys(clients, 4.0))
+        assert rounds_in(tmp_path) == [4]
 
     @pytest.mark.parametrize("rank", [0, 1, 2])
     def test_a_failed_save_of_any_rank_loses_no_client(self, rank: int, calm: Path, tmp_path: Path) -> None:
@@ -224,12 +388,6 @@ class TestFolder:
         assert message in capsys.readouterr().err
         assert sorted(p for p in stopped.parent.rglob("*") if "logs" not in p.parts and p.name != "lock") == before
 
-    @pytest.mark.parametrize("text", [b"round-999999", b"", b"\xff\xfe", b"../../x"])
-    def test_the_pointer_is_for_people(self, text: bytes, calm: Path, stopped: Path) -> None:
-        (stopped / "checkpoint" / "latest").write_bytes(text)
-        assert main(arguments(stopped)) == 0
-        assert_same(stopped, calm)
-
     def test_a_finished_runs_model_is_safe(self, calm: Path, tmp_path: Path, capsys) -> None:
         shutil.copytree(calm, tmp_path / "run")
         (tmp_path / "run" / "config.yaml").unlink()
@@ -275,8 +433,8 @@ class TestFolder:
         with started_ranks(2, arguments(folder, *more)) as ranks:
             wait_for(lambda: newest_round(folder) >= 3)
             shutil.rmtree(folder / "checkpoint", ignore_errors=True)
-            reached = len(results(folder))
-            wait_for(lambda: newest_round(folder) > reached)
+            under_way = len(results(folder)) + 1
+            wait_for(lambda: newest_round(folder) > under_way)
             os.kill(ranks[0].pid, signal.SIGKILL)
             outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
         assert "have vanished" in outputs[0]

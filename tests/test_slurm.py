@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,9 +18,11 @@ import numpy as np
 import pytest
 
 from fl_dist.main import main
+from fl_dist.storage.checkpoint import newest_round
 from launch import submit, sweep
 from tests.cluster.runs import ROOT, ranks, rows, sha, wait_for, write_config
 from tests.guide import install, variables, write_files
+from tests.jobs import free_port
 from tests.record import entries, of, records
 from tests.snippets import snippets
 
@@ -45,7 +46,7 @@ def slurm() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if not problem:
             place = stack.enter_context(_place())
-            settings = {"SLURM_PORT": str(_free_ports(3)), "SLURM_CPUS": "4"}
+            settings = {"SLURM_PORT": str(free_port(3)), "SLURM_CPUS": "4"}
             up = subprocess.run([CLUSTER / "up", place], env=os.environ | settings, capture_output=True, text=True)
             problem = up.stderr if up.returncode else ""
         if problem:
@@ -72,16 +73,6 @@ def _place() -> Iterator[str]:
         guard.communicate()
 
 
-def _free_ports(count: int) -> int:
-    """The first of some ports in a row that nobody uses."""
-    for first in range(17000 + os.getpid() % 1000, 20000, count):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            for port in range(first, first + count):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-    raise OSError("no free ports")
-
-
 class Job:
     """A submitted job, its run folder and its log."""
 
@@ -89,8 +80,8 @@ class Job:
         self.id, self.run, self.log = job, run, log
 
     def after_a_round(self, disturb: Callable[["Job"], None]) -> "Job":
-        saved = self.run / "checkpoint" / "latest"
-        wait_for(lambda: rows(self.run) and saved.exists(), PATIENCE, f"the first save of {self.run.name}")
+        saved = self.run / "checkpoint"
+        wait_for(lambda: rows(self.run) and newest_round(saved), PATIENCE, f"the first save of {self.run.name}")
         disturb(self)
         return self.ended()
 

@@ -23,6 +23,7 @@ from fl_dist.engine.rows import Rows
 from fl_dist.engine.tape import Tape
 from fl_dist.engine.uplink import REMEDY
 from fl_dist.machine.devices import derivable
+from fl_dist.models.blocks import in_blocks
 from fl_dist.tasks import Task
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "tf32": torch.float32, "bf16": torch.float32}
@@ -222,7 +223,8 @@ class LocalTraining:
         self.forwards += 1
         taps, dtype = self._taps[id(model)], self.model.vector.dtype
         if self.local.precision != "bf16":
-            return model.module(x), taps.drained(dtype)
+            with in_blocks():
+                return model.module(x), taps.drained(dtype)
         with torch.autocast(x.device.type, torch.bfloat16):
             return model.module(x).to(dtype), taps.drained(dtype)
 
@@ -312,9 +314,11 @@ class Taps:
         for handle in self._handles:
             handle.remove()
 
-    def _catch(self, name: str) -> Callable[..., None]:
-        def catch(module: nn.Module, inputs: object, output: Tensor) -> None:
-            self._caught[name] = output
+    def _catch(self, name: str) -> Callable[..., Tensor | None]:
+        def catch(module: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
+            self._caught[name] = caught = output.to_dense()
+            # What follows goes through what was caught, that losses can be derived by it.
+            return caught.to_mkldnn() if output.is_mkldnn else None
 
         return catch
 

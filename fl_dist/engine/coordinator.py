@@ -111,6 +111,7 @@ class Coordinator:
         """Fill the downlink: the model for round `index`, who runs whom, whether to save first or to stop."""
         rounds, every = self.world.config.rounds, self.world.config.checkpoint.every
         stop = self.stopping or index == rounds
+        busy = self.saver.busy  # asked first: who is done then has said how it went
         decided, whole = self.chief.take_fate()
         if not whole:
             self._last_save = self.chief.round
@@ -120,7 +121,7 @@ class Coordinator:
         # Whoever interrupts a run wants it back, even one that is not saved as it goes.
         due = due or (self.stopping and self._last_save < index < rounds)
         # The last save waits for the one before in its own thread, not here, where the other ranks would wait too.
-        saving = due and (stop or not self.saver.busy)
+        saving = due and (stop or not busy)
         if saving:
             self.folder.check_lock()
             self._last_save = index

@@ -14,11 +14,14 @@ from fl_dist.engine.rows import Rows
 from fl_dist.engine.world import World
 from fl_dist.machine import faults
 from fl_dist.machine.comm import Comm
+from fl_dist.models.blocks import in_blocks
 from fl_dist.tasks import Task
 
 SCALE = 2.0**36
 LARGEST = 2.0**30
 """A value beyond it makes the mean infinite."""
+HELD = 2**16
+"""Values that are kept until they are added up."""
 
 
 class Evaluator:
@@ -36,7 +39,7 @@ class Evaluator:
     def together(self, x: Tensor, buffers: Tensor, done: int) -> dict[str, float]:
         """The same by all ranks, each for its share of the same batches; rank 0 has the numbers."""
         sums = self._sums(x, buffers, done, self.comm.rank, self.comm.size)
-        names = self._agreed(list(sums.words))
+        names = self._agreed(sums.names)
         words = sums.table(names)
         self.comm.reduce(words)
         if self.comm.rank:
@@ -125,10 +128,11 @@ def _added(
     tick: Callable[[], None] = lambda: None,
 ) -> "Sums":
     sums = Sums(rows.device)
-    for x, y in batches:
-        tick()
-        given, wanted = task.batch(normalise(x, data, rows.dtype), y)
-        sums.add(task.measure(*task.align(module(given), wanted)))
+    with in_blocks():
+        for x, y in batches:
+            tick()
+            given, wanted = task.batch(normalise(x, data, rows.dtype), y)
+            sums.add(task.measure(*task.align(module(given), wanted)))
     return sums
 
 
@@ -137,33 +141,54 @@ class Sums:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.words: dict[str, Tensor] = {}
+        self._held: dict[str, list[Tensor]] = {}
+        self._count = 0
+        self._words: dict[str, Tensor] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys([*self._words, *self._held]))
 
     def add(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
-            words = self._words(value.detach().reshape(-1))
-            self.words[name] = self.words[name] + words if name in self.words else words
+            own = value.detach().reshape(-1)
+            # A piece of something larger would keep all of it.
+            own = own if own.nbytes == own.untyped_storage().nbytes() else own.clone()
+            self._held.setdefault(name, []).append(own)
+            self._count += own.numel()
+        if self._count > HELD:
+            self._settle()
 
-    def _words(self, values: Tensor) -> Tensor:
-        count = torch.full((), values.numel(), device=self.device)
-        if values.dtype == torch.bool:  # hits
-            none = torch.zeros_like(count)
-            return torch.stack([values.sum(), none, none, count])
-        real = values.double()
-        fits = real.abs() <= LARGEST
-        real = torch.where(fits, real, 0.0)
-        whole = real.round()
-        fraction = ((real - whole) * SCALE).round()
-        return torch.stack([whole.long().sum(), fraction.long().sum(), (~fits).sum(), count])
+    def _settle(self) -> None:
+        """Add up what is held: once for many batches, for each operation takes its time, however small."""
+        for name, values in self._held.items():
+            words = _in_words(torch.cat(values).to(self.device))
+            self._words[name] = self._words[name] + words if name in self._words else words
+        self._held, self._count = {}, 0
 
     def table(self, names: list[str]) -> Tensor:
         """A row of words a name, of zeros for one that was not added; in the last one, how many have no row."""
+        self._settle()
         none = torch.zeros(4, dtype=torch.int64, device=self.device)
-        others = none + len(self.words.keys() - set(names))
-        return torch.stack([*(self.words.get(name, none) for name in names), others])
+        others = none + len(self._words.keys() - set(names))
+        return torch.stack([*(self._words.get(name, none) for name in names), others])
 
     def means(self) -> dict[str, float]:
-        return {name: mean(words) for name, words in self.words.items()}
+        self._settle()
+        return {name: mean(words) for name, words in self._words.items()}
+
+
+def _in_words(values: Tensor) -> Tensor:
+    count = torch.full((), values.numel(), device=values.device)
+    if values.dtype == torch.bool:  # hits
+        none = torch.zeros_like(count)
+        return torch.stack([values.sum(), none, none, count])
+    real = values.double()
+    fits = real.abs() <= LARGEST
+    real = torch.where(fits, real, 0.0)
+    whole = real.round()
+    fraction = ((real - whole) * SCALE).round()
+    return torch.stack([whole.long().sum(), fraction.long().sum(), (~fits).sum(), count])
 
 
 def mean(words: Tensor) -> float:

@@ -184,7 +184,7 @@ class Landscape:
         if kind is Ask.MEAN:
             return self._sum_up((kept[NAMES[which]].to(w.device), 1) for kept in self.kept.values())
         if kind is Ask.LOSS:
-            answer = self._measured(self._mine(which)).words.get("loss", torch.zeros(4, dtype=torch.int64))
+            answer = self._measured(self._mine(which)).table(["loss"])[0]
         elif kind is Ask.CLASSES:
             answer = self._right(self._mine(which))
         elif kind is Ask.CLIENTS:
@@ -270,9 +270,9 @@ class Landscape:
             total.add_(gradient, alpha=n)
             count += n
         top = w + unit(total / max(1, count)).to(w.dtype) * rho
-        before = mean(self._measured(self._batches(rows)).words["loss"])
+        before = self._measured(self._batches(rows)).means()["loss"]
         self.model.bind(top)
-        return mean(self._measured(self._batches(rows)).words["loss"]) - before
+        return self._measured(self._batches(rows)).means()["loss"] - before
 
     def _mine(self, rows: int) -> Iterator[Batch]:
         """This rank's share of the pieces: every so-manieth."""

@@ -133,7 +133,8 @@ class Session:
             if orders.stop:
                 states.doubt()
             clients = states.hand_over(index, everything=orders.save > 1)
-            self.saver.start(index, clients, *self.coordinator.snapshot())
+            server, extra = self.coordinator.snapshot()
+            self.saver.start(index, clients, server, extra, last=bool(orders.stop))
 
     def finish(self) -> None:
         self.saver.join()

@@ -1,4 +1,4 @@
-"""Errors that are the machine's and no client's: memory that ran out, a GPU that failed, kernels without fixed bits.
+"""Errors that are the machine's and no client's: memory that ran out, a GPU that failed, what kernels cannot do.
 
 torch tells them by its own types, by plain RuntimeErrors, or by both, as its version likes it: words decide.
 """
@@ -58,7 +58,12 @@ MEMORY = Kind(
     ("can't allocate memory", "out of memory", "Storage size calculation overflowed"),
     (MemoryError,),
 )
-KINDS = (GPU_MEMORY, UNSTEADY, NETWORK, GPU, MEMORY)
+ONCE = Kind(
+    "the CPU's fastest layout of images cannot be derived twice",
+    "set model.blocks=false",
+    ("expects MKL-DNN tensor", "but got Mkldnn"),
+)
+KINDS = (GPU_MEMORY, UNSTEADY, NETWORK, GPU, MEMORY, ONCE)
 """The first that fits counts."""
 _MORE = re.compile(r"[.,]? (Including non-PyTorch|Process \d|Of the allocated|If reserved|but you set)")
 """Where torch begins to tell what nobody can use in one line."""

@@ -7,14 +7,16 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fl_dist.models.base import models
+from fl_dist.models.blocks import Blocks, blocked
 
 GROUPS = 2  # of GroupNorm, as in the papers' ResNets
 
 
 class CNN(nn.Module):
-    def __init__(self, shape: tuple[int, ...], outputs: int, norm: str, dropout: float) -> None:
+    def __init__(self, shape: tuple[int, ...], outputs: int, norm: str, dropout: float, blocks: bool) -> None:
         super().__init__()
         channels, height, width = shape
+        self.blocks = blocks and norm == "none"
         self.conv1 = nn.Conv2d(channels, 32, 5, padding=2)
         self.norm1 = _norm(norm, 32)
         self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
@@ -24,10 +26,11 @@ class CNN(nn.Module):
         self.fc2 = nn.Linear(512, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = blocked(x) if self.blocks else x
         # The maximum of what is left of negative values is what is left of the maximum, from a quarter of the work.
-        x = F.relu(F.max_pool2d(self.norm1(self.conv1(x)), 2))
-        x = F.relu(F.max_pool2d(self.norm2(self.conv2(x)), 2))
-        return self.fc2(self.dropout(F.relu(self.fc1(x.flatten(1)))))
+        x = F.relu(F.max_pool2d(self.norm1(self.conv1(x)), 2, 2))
+        x = F.relu(F.max_pool2d(self.norm2(self.conv2(x)), 2, 2))
+        return self.fc2(self.dropout(F.relu(self.fc1(x.to_dense().flatten(1)))))
 
 
 def _norm(norm: str, channels: int) -> nn.Module:
@@ -45,8 +48,9 @@ def cnn(
         Literal["none", "batch", "group"], Field(description="normalisation after each convolution")
     ] = "none",
     dropout: Annotated[float, Field(ge=0, lt=1, description="share dropped before the last layer")] = 0.0,
+    blocks: Blocks = True,
 ) -> nn.Module:
     """McMahan's CNN for images of any size from 4x4; 2,156,490 parameters for 3x32x32 and 10 classes."""
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise ValueError(f"model cnn needs images [C, H, W] of at least 4x4, not {list(shape)}; use model mlp")
-    return CNN(shape, outputs, norm, dropout)
+    return CNN(shape, outputs, norm, dropout, blocks)

@@ -4,12 +4,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_dist.models.base import models
+from fl_dist.models.blocks import Blocks, blocked
 
 
 class EmnistCNN(nn.Module):
-    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+    def __init__(self, shape: tuple[int, ...], outputs: int, blocks: bool) -> None:
         super().__init__()
         channels, height, width = shape
+        self.blocks = blocks
         self.conv1 = nn.Conv2d(channels, 32, 3)
         self.conv2 = nn.Conv2d(32, 64, 3)
         self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
@@ -17,13 +19,15 @@ class EmnistCNN(nn.Module):
         self.fc2 = nn.Linear(128, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.dropout1(F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2))
+        x = blocked(x) if self.blocks else x
+        x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2, 2)
+        x = self.dropout1(x.to_dense())
         return self.fc2(self.dropout2(F.relu(self.fc1(x.flatten(1)))))
 
 
 @models.register
-def emnist_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+def emnist_cnn(shape: tuple[int, ...], outputs: int, *, blocks: Blocks = True) -> nn.Module:
     """Two 3x3 convolutions, dropout, two layers; 1,206,590 parameters for 1x28x28 and 62 classes."""
     if len(shape) != 3 or min(shape[1:]) < 6:
         raise ValueError(f"model emnist_cnn needs images [C, H, W] of at least 6x6, not {list(shape)}; use model mlp")
-    return EmnistCNN(shape, outputs)
+    return EmnistCNN(shape, outputs, blocks)

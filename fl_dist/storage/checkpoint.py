@@ -1,6 +1,5 @@
 """Checkpoints on disk: one folder a save, whole or absent; what has not changed stays where an earlier save put it.
 
-    checkpoint/latest                           the newest save, for people: nothing reads it
     checkpoint/round-000012/manifest.json       what the save wrote, which clients lie where, which saves it builds on
     checkpoint/round-000012/server.safetensors
     checkpoint/round-000012/clients-2.pack      the clients of rank 2 that had changed, one after another
@@ -31,6 +30,8 @@ from fl_dist.storage.folder import write_atomically
 FOLDER = re.compile(r"round-(\d{6,})")
 PACK = re.compile(r"clients-(\d+|carried)\.pack")
 MANIFEST, SERVER, UNFINISHED = "manifest.json", "server.safetensors", "unfinished"
+TORN = ".manifest."
+"""How files begin that were to become manifests."""
 Tensors = dict[str, Tensor]
 Warn = Callable[[str], None]
 
@@ -75,19 +76,20 @@ class Manifest:
 
     @property
     def files(self) -> list[str]:
-        """All that the save put into its folder."""
-        twice = [MANIFEST, *self.packs]
-        return [SERVER, UNFINISHED, *twice, *map(copy_of, twice)]
+        """All that the save put into its folder; last, what tells whose it is."""
+        twice = [*self.packs, MANIFEST]
+        return [SERVER, UNFINISHED, *map(copy_of, twice), *twice]
 
     def entries(self) -> Iterator[tuple[int, Entry]]:
         for client, place in self.clients.items():
             yield int(client), Entry(self.round, *place)
 
-    def write(self, root: Path) -> None:
+    def write(self, root: Path, durable: bool = True) -> None:
         body = json.dumps(vars(self), sort_keys=True)
         data = json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body}).encode()
+        folder = root / folder_name(self.round)
         for name in [copy_of(MANIFEST), MANIFEST] if self.clients else [MANIFEST]:
-            write_atomically(root / folder_name(self.round) / name, data)
+            write_atomically(os.path.join(folder, name), data, durable)
 
     @staticmethod
     def read(root: Path, round_: int) -> "Manifest":
@@ -254,13 +256,23 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
-def write_server(folder: Path, tensors: Tensors) -> dict[str, Any]:
-    """Write and sync the server's variables; what the manifest says of them."""
+def begin(folder: Path, run: str) -> None:
+    """A folder for a save, which says whose it is as long as it has no manifest."""
+    try:
+        os.mkdir(folder, 0o755)
+    except OSError:  # another rank was faster, or the folder of all saves is not there
+        os.makedirs(folder, 0o755, exist_ok=True)
+    with open(os.path.join(folder, UNFINISHED), "wb", buffering=0) as file:
+        file.write(run.encode())
+
+
+def write_server(folder: Path, tensors: Tensors, durable: bool = True) -> dict[str, Any]:
+    """Write the server's variables, and sync them if they are to be `durable`; what the manifest says of them."""
     data = save({n: t.contiguous() for n, t in tensors.items()})
-    with open(folder / SERVER, "wb") as file:
+    with open(os.path.join(folder, SERVER), "wb") as file:
         file.write(data)
         faults.point("save-file")
-        sync(file)
+        sync(file, durable)
     return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
 
@@ -307,22 +319,23 @@ def carry(root: Path, clients: dict[int, Entry], writer: PackWriter) -> None:
         writer.add(client, data)
 
 
-def sync(file: IO[bytes]) -> None:
+def sync(file: IO[bytes], durable: bool = True) -> None:
     file.flush()
     faults.point("sync")
-    os.fsync(file.fileno())
+    if durable:
+        os.fsync(file.fileno())
 
 
 def remove(folder: Path, names: list[str]) -> None:
-    """Remove these files, and the folder if that leaves it empty; nothing behind a link."""
+    """Remove these files in their order, and the folder if that leaves it empty; nothing behind a link."""
     with contextlib.suppress(OSError):
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             return
-        torn = [name for name in os.listdir(folder) if name.startswith(f".{MANIFEST.partition('.')[0]}.")]
-        for name in [*names, *torn]:
-            with contextlib.suppress(FileNotFoundError):
+        there = os.listdir(folder)
+        for name in [*(n for n in there if n.startswith(TORN)), *(n for n in names if n in there)]:
+            with contextlib.suppress(FileNotFoundError):  # another rank may be removing it
                 os.unlink(os.path.join(folder, name))
-        folder.rmdir()
+        os.rmdir(folder)
 
 
 def set_aside(root: Path, after: int) -> None:
@@ -335,13 +348,20 @@ def set_aside(root: Path, after: int) -> None:
 
 
 def remove_unfinished(root: Path, run: str) -> None:
-    """At the start: free the space of this run's saves that were never completed."""
+    """At the start: free the space of this run's saves that were never completed, or never reached the disk."""
     for round_ in rounds_in(root):
         folder = root / folder_name(round_)
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            if not is_begun(folder) and (folder / UNFINISHED).read_text() == run:
-                ours = [n for n in os.listdir(folder) if n in (SERVER, UNFINISHED) or PACK.fullmatch(_original(n))]
-                remove(folder, ours)
+            there = os.listdir(folder)
+            if not there:
+                os.rmdir(folder)
+            elif is_begun(folder):
+                ours = [SERVER, UNFINISHED, MANIFEST]
+                if set(there) <= set(ours) and not (folder / MANIFEST).stat().st_size:
+                    remove(folder, ours)
+            elif (folder / UNFINISHED).read_text() == run:
+                ours = [n for n in there if n == SERVER or PACK.fullmatch(_original(n))]
+                remove(folder, [*ours, UNFINISHED])
 
 
 def _original(name: str) -> str:

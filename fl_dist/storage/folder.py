@@ -9,7 +9,6 @@ import os
 import random
 import secrets
 import socket
-import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -53,7 +52,7 @@ class FolderLost(RuntimeError):
     """The lock of the run folder is no longer this job's."""
 
 
-def sync_folder(path: Path) -> None:
+def sync_folder(path: str | Path) -> None:
     """Make the names in a folder durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -79,23 +78,25 @@ def locked(run: Path) -> bool:
     return False
 
 
-def write_atomically(path: Path, data: bytes, durable: bool = True) -> None:
-    """Replace a file by rename, after its bytes are on disk; not `durable`: what a power cut may take back."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+def write_atomically(path: str | Path, data: bytes, durable: bool = True) -> None:
+    """Replace a file by rename; if it is to be `durable`, after its bytes are on disk, and so that its name is."""
+    folder, name = os.path.split(path)
+    torn = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
+    handle = os.open(torn, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
+            os.fchmod(handle, 0o644)
             if durable:
-                os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+                os.fsync(handle)
+        os.replace(torn, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(name)
+            os.unlink(torn)
         raise
     if durable:
-        sync_folder(path.parent)
+        sync_folder(folder or os.curdir)
 
 
 def append_lines(path: Path, entries: list[dict[str, Any]]) -> None:

@@ -4,15 +4,18 @@ The fate of a save is known to rank 0 and told to all with the next round's orde
 whatever reason and on whichever rank, are unsaved again on every rank.
 """
 
+import contextlib
 import itertools
 import json
 import logging
+import math
 import os
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from fl_dist.machine import faults
@@ -20,7 +23,7 @@ from fl_dist.machine.comm import Comm
 from fl_dist.machine.copies import HOST, Copies
 from fl_dist.storage import checkpoint
 from fl_dist.storage.checkpoint import Entry, Index, Manifest, PackWriter, Save, Tensors, folder_name
-from fl_dist.storage.folder import sync_folder, write_atomically
+from fl_dist.storage.folder import sync_folder
 
 log = logging.getLogger("fl_dist")
 SLACK, RECENT, BATCH = 2, 4, 8
@@ -31,72 +34,110 @@ PATROL = 8
 CARRIED = "clients-carried.pack"
 VOICE = 30.0
 """Seconds after which a save that waits for a rank says so."""
+SETTLED = 1.0
+"""Seconds after a durable save within which rank 0's own are whole, but the system brings them to disk when it likes:
+a machine that fails takes such saves with it, and the durable one stays until there is another."""
+
+
+Order = tuple[int, dict[int, Tensors], Tensors | None, dict[str, Any], bool]
+"""What `Saver.start` was given, and whether it is to be durable."""
 
 
 class Saver:
-    """This rank's part of a save: one thread at a time that writes what the rank holds."""
+    """This rank's part of a save: a thread that writes what the rank holds, one save at a time."""
 
     def __init__(self, root: Path, comm: Comm, run: str, copies: Copies = HOST, clients: bool = True) -> None:
         """`clients`: whether they have variables; if not, rank 0 alone has something to save."""
         self.root, self.comm, self.run, self.copies = root, comm, run, copies
-        self._ranks = range(comm.size) if clients else range(1)
+        self._clients, self._ranks = clients, range(comm.size) if clients else range(1)
         self.chief: Chief | None = None
         """On rank 0: completes the saves of all ranks."""
         self._thread: threading.Thread | None = None
+        self._orders: SimpleQueue[Order | None] = SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
         self._abandoned = threading.Event()
 
     @property
     def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return not self._idle.is_set()
 
-    def start(self, round_: int, clients: dict[int, Tensors], server: Tensors | None, extra: dict[str, Any]) -> None:
+    def start(
+        self,
+        round_: int,
+        clients: dict[int, Tensors],
+        server: Tensors | None,
+        extra: dict[str, Any],
+        last: bool = False,
+    ) -> None:
         """Begin a save of what the arguments hold, once it has arrived; nobody may write to it any more."""
         if self.comm.rank not in self._ranks:
             return
         self.join()
-        self._thread = threading.Thread(target=self._run, args=(round_, clients, server, extra), daemon=True)
-        self._thread.start()
+        self._idle.clear()
+        durable = last or self._clients or self.chief is None or self.chief.unsettled
+        self._orders.put((round_, clients, server, extra, durable))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, daemon=True)
+            self._thread.start()
 
     def join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
+        """Wait for the save that was begun."""
+        self._idle.wait()
 
     def close(self) -> None:
         """End the thread, whatever it waits for: one left behind in the store would crash the interpreter's end."""
         self._abandoned.set()
-        self.join()
+        if self._thread is not None:
+            self._orders.put(None)
+            self._thread.join()
 
-    def _run(self, round_: int, clients: dict[int, Tensors], server: Tensors | None, extra: dict[str, Any]) -> None:
+    def _serve(self) -> None:
+        while (order := self._orders.get()) is not None:
+            try:
+                self._run(*order)
+            except Exception as e:  # a defect: the next save may do better
+                log.exception("the save of round %d was not completed", order[0])
+                if self.chief is not None:
+                    self.chief.give_up(order[0], _told(e))
+            del order  # what was saved need not be held any longer
+            self._idle.set()
+
+    def _run(
+        self, round_: int, clients: dict[int, Tensors], server: Tensors | None, extra: dict[str, Any], durable: bool
+    ) -> None:
         mine: dict[str, Any] = {"clients": {}, "server": {}, "error": ""}
         try:
-            self._write(round_, clients, server, mine)
+            self._write(round_, clients, server, mine, durable)
         except Exception as e:
             self.discard(round_)
             mine = {"clients": {}, "server": {}, "error": f"{_told(e)} ({self.root})"}
         # When the job is lost, the store is too; the save then stays unfinished, as if the process had been killed.
         try:
-            self.comm.post(f"save/{round_}/{self.comm.rank}", json.dumps(mine))
-            if self.chief is not None:
-                self.chief.complete(round_, [self._await(round_, r) for r in self._ranks], extra)
+            if self.chief is None:
+                self.comm.post(f"save/{round_}/{self.comm.rank}", json.dumps(mine))
+            else:
+                others = [self._await(round_, r) for r in self._ranks if r != self.comm.rank]
+                self.chief.complete(round_, [mine, *others], extra, durable)
         except RuntimeError as e:
             log.info("the save of round %d was not completed: %s", round_, e)
             if self.chief is not None:
-                self.chief.give_up(str(e))
+                self.chief.give_up(round_, str(e))
 
-    def _write(self, round_: int, clients: dict[int, Tensors], server: Tensors | None, mine: dict[str, Any]) -> None:
+    def _write(
+        self, round_: int, clients: dict[int, Tensors], server: Tensors | None, mine: dict[str, Any], durable: bool
+    ) -> None:
         folder = self.root / folder_name(round_)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-        (folder / checkpoint.UNFINISHED).write_text(self.run)
+        checkpoint.begin(folder, self.run)
         faults.point("save-begin")
         self.copies.arrive()
         if server is not None:
-            mine["server"] = checkpoint.write_server(folder, server)
+            mine["server"] = checkpoint.write_server(folder, server, durable)
         if clients:
             with PackWriter(folder, self._pack) as writer:
                 for client, tensors in clients.items():
                     writer.add(client, checkpoint.packed(tensors))
             mine["clients"] = writer.clients
-        sync_folder(folder)
         faults.point("save-written")
 
     @property
@@ -151,23 +192,34 @@ class Chief:
         self._entries = deque(item for m in needed for item in m.entries())
         """What the packs hold, the oldest first; some of it written again since."""
         self._looked = 0
+        self._durable: Manifest | None = None
+        """The newest save that a failing machine leaves, and when it was made."""
+        self._settled = -math.inf
 
-    def complete(self, round_: int, parts: list[dict[str, Any]], extra: dict[str, Any]) -> None:
+    @property
+    def unsettled(self) -> bool:
+        """Whether the next save has to be durable."""
+        return time.monotonic() - self._settled > SETTLED
+
+    def complete(self, round_: int, parts: list[dict[str, Any]], extra: dict[str, Any], durable: bool = True) -> None:
         """When every rank has written: the manifest, which makes the save whole, and then what it makes superfluous."""
         errors = [f"rank {rank}: {part['error']}" for rank, part in enumerate(parts) if part["error"]]
         try:
             if errors:
                 raise OSError("; ".join(errors))
             written = [(int(c), Entry(round_, *place)) for part in parts for c, place in part["clients"].items()]
-            self._switch(round_, dict(written), parts[0]["server"], extra)
+            self._switch(round_, dict(written), parts[0]["server"], extra, durable)
         except (OSError, checkpoint.Damaged) as e:
             self.failed, self.failure = self.failed + 1, str(e) if errors else f"{_told(e)} ({self.root})"
             log.warning("the checkpoint of round %d could not be written: %s; training goes on", round_, self.failure)
         self._fate = (round_, not self.failure)
 
-    def give_up(self, reason: str) -> None:
-        """The save under way will never be whole."""
-        self.failed, self.failure = self.failed + 1, reason
+    def give_up(self, round_: int, reason: str) -> None:
+        """The save under way goes no further; it will never be whole, if it is not yet."""
+        whole = self.round == round_
+        if not whole:
+            self.failed, self.failure = self.failed + 1, reason
+        self._fate = (round_, whole)
 
     def take_fate(self) -> tuple[int, bool]:
         """The round of a save that was decided and whether it is whole, to be told once; (0, True) if there is none."""
@@ -177,7 +229,9 @@ class Chief:
         self._fate = None
         return fate
 
-    def _switch(self, round_: int, changed: Index, server: dict[str, Any], extra: dict[str, Any]) -> None:
+    def _switch(
+        self, round_: int, changed: Index, server: dict[str, Any], extra: dict[str, Any], durable: bool
+    ) -> None:
         self._look_for_what_is_needed(changed)
         carried, passed = self._carry(round_, changed)
         changed |= carried
@@ -187,7 +241,11 @@ class Chief:
         clients, packs = {str(c): e[1:] for c, e in changed.items()}, sorted({e.pack for e in changed.values()})
         manifest = Manifest(self.run, round_, server, clients, packs, history, extra)
         faults.point("save-manifest")
-        manifest.write(self.root)
+        if durable:
+            sync_folder(self.root)
+        manifest.write(self.root, durable)
+        if durable:
+            self._durable, self._settled = manifest, time.monotonic()
         self.index |= changed
         for _ in range(passed):
             self._entries.popleft()
@@ -199,9 +257,8 @@ class Chief:
     def _tidy(self, manifest: Manifest) -> None:
         """After a save is whole; what cannot be done now does it no harm."""
         try:
-            (self.root / folder_name(manifest.round) / checkpoint.UNFINISHED).unlink(missing_ok=True)
-            faults.point("save-pointer")
-            write_atomically(self.root / "latest", folder_name(manifest.round).encode(), durable=False)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.root / folder_name(manifest.round) / checkpoint.UNFINISHED)
             faults.point("save-switched")
             self._on_whole()
             self._collect(manifest)
@@ -210,6 +267,8 @@ class Chief:
 
     def _look_for_what_is_needed(self, changed: Index) -> None:
         """Before a save builds on others: see that they are still there."""
+        if not self._live:
+            return
         there = set(checkpoint.rounds_in(self.root))
         for round_ in itertools.islice(self._live, self._looked, self._looked + PATROL):
             if not checkpoint.is_there(self.root, self._known[round_]):
@@ -252,9 +311,11 @@ class Chief:
         """Remove what the saves of this run wrote and no kept save needs."""
         saves = [*self._kept, manifest]
         self._kept = saves[-self.keep :]
-        needed = {r for m in self._kept for r in m.rounds}
+        stay = [*self._kept, *([] if self._durable is None else [self._durable])]
+        needed = {r for m in stay for r in m.rounds}
         for old in saves[: -self.keep]:
-            checkpoint.remove(self.root / folder_name(old.round), [checkpoint.SERVER])
+            if old.round in needed and old is not self._durable:  # by clients whose variables have not changed since
+                checkpoint.remove(self.root / folder_name(old.round), [checkpoint.SERVER])
         for round_ in [r for r in self._known if r not in needed]:
             checkpoint.remove(self.root / folder_name(round_), self._known.pop(round_).files)
 
