@@ -95,7 +95,8 @@ def _serve(words: list[str], pipe: Connection) -> None:
 
 def mine(engine: Engine) -> list[int]:
     """The clients that this rank had in the engine's last round."""
-    return [c for c, worker in engine.session.assignment.items() if worker == engine.session.comm.rank]
+    _, assignment = engine.session.down.read_orders(engine.world.cohort(engine.done - 1))
+    return [c for c, worker in assignment.items() if worker == engine.session.comm.rank]
 
 
 class Gloo:

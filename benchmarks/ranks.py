@@ -86,6 +86,12 @@ class Engine:
     def settle(self) -> None:
         self.session.saver.join()
 
+    @property
+    def saves(self) -> float:
+        """A round, on rank 0: one that is still being written lets the next pass."""
+        chief = self.session.saver.chief
+        return 0.0 if chief is None else chief.made / max(1, self.done)
+
 
 def turns(sides: Mapping[str, Side], repeats: int, rounds: int) -> dict[str, list[float]]:
     """Seconds a round of each side, in turns that each begin with another one."""

@@ -47,6 +47,8 @@ class Case:
     ranks: int = 1 + WORKERS
     rounds: int = 1
     """Of a side before it is another's turn."""
+    repeats: int = 7
+    """Turns of each side."""
     images: bool = False
     """Whether it trains on images of noise, in the shape and number of CIFAR-10's."""
 
@@ -73,15 +75,22 @@ def cases(kind: str, method: str) -> list[Case]:
     key = method or "fedavg"
     what, words = f"{METHODS[key]}, MLP 64-32-10", (*MLP, f"algorithm={key}")
     chosen.append(
-        Case("protocol", what, words, ((ENGINE, GLOO, 1.1), (BUSY, GLOO, 1.43), (BUSY, ENGINE, 1.3)), rounds=20)
+        Case(
+            "protocol",
+            what,
+            words,
+            ((ENGINE, GLOO, 1.1), (BUSY, GLOO, 1.43), (BUSY, ENGINE, 1.3)),
+            rounds=20,
+            repeats=45,
+        )
     )
-    chosen.append(Case("alone", f"{what}, one process", words, ((ENGINE, STEPS, 1.4),), ranks=1, rounds=20))
+    chosen.append(Case("alone", f"{what}, one process", words, ((ENGINE, STEPS, 1.4),), ranks=1, rounds=20, repeats=45))
     return [case for case in chosen if kind in ("all", case.kind)]
 
 
-def measure(case: Case, comm: Comm, folder: Path, repeats: int, seconds: float | None) -> None:
+def measure(case: Case, comm: Comm, folder: Path, repeats: int | None, seconds: float | None) -> None:
     """Print the rows of a case."""
-    sides = case.sides(folder, comm)
+    sides, repeats = case.sides(folder, comm), repeats or case.repeats
     first = sum(case.rounds * timed(side, case.rounds) for side in sides.values())
     if seconds is not None:
         # All ranks have to do as many.
@@ -90,6 +99,8 @@ def measure(case: Case, comm: Comm, folder: Path, repeats: int, seconds: float |
     taken = turns(sides, repeats, case.rounds)
     for measured, compared, limit in case.limits if comm.rank == 0 else ():
         print(row(f"{case.what}: {measured} ÷ {compared}", taken[measured], taken[compared], limit), flush=True)
+    if comm.rank == 0 and isinstance(busy := sides.get(BUSY), Engine):
+        print(f"{case.what}: {busy.saves:.2f} saves a round", file=sys.stderr, flush=True)
 
 
 def row(what: str, ours: Sequence[float], theirs: Sequence[float], limit: float) -> str:
@@ -122,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", default="all", choices=["cnn", "protocol", "alone", "all"])
     parser.add_argument("--method", default="", choices=["", *METHODS], help="only this one")
-    parser.add_argument("--repeats", type=int, default=9, help="turns of each side (default 9)")
+    parser.add_argument("--repeats", type=int, help="turns of each side (default 7 of the CNN, 45 of the MLP)")
     parser.add_argument("--seconds", type=float, help="of a case at most: fewer repeats, but one")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = sys.argv[1:] if argv is None else list(argv)

@@ -235,7 +235,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         f"{given.algorithm}, {a.parameters:,.0f} parameters, {a.clients} of {a.total} clients a round, {a.steps} steps"
         f" of {given.step_ms:g} ms x {v.passes:.3g} passes; vectors: {v.down} down, {v.up} up, {v.kept} kept;"
-        f" {given.bandwidth:g} GB/s, {given.latency:g} us a hop. Milliseconds:\n"
+        f" {given.bandwidth:g} GB/s and {given.latency:g} us a hop between GPUs, {given.host_bandwidth:g} GB/s between"
+        f" hosts, {given.link:g} GB/s from host to GPU, {given.memory:g} GB/s of its memory; an evaluation of"
+        f" {given.evaluation:g} s; clients' sizes spread by {given.spread:g}. Milliseconds:\n"
     )
     print(*table(a, given.workers), "", advice(a, given.workers), sep="\n")
     return 0

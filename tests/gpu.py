@@ -8,9 +8,10 @@ not before. gloo plays NCCL. The numbers are those of the CPU.
 python -m tests.gpu [-m MODULE] ARGUMENTS   run fl_dist.main, or another module, and say what the device saw
 
 PRETENDED_GPU=FOLDER           ranks of tests.jobs run on it, and leave a report in the folder
-PRETENDED_GPUS=4               GPUs of a node (8); CUDA_VISIBLE_DEVICES chooses among them
+PRETENDED_GPUS=4               GPUs of a node (8); CUDA_VISIBLE_DEVICES chooses among them; MIG-2-1 is a part of GPU 2
 PRETENDED_NCCL=asynchronous    collectives return at once
 PRETENDED_NCCL=silent          also, those that a lost rank broke never end, like kernels that wait for another GPU
+PRETENDED_NCCL=hanging         also, aborting them never ends
 """
 
 import contextlib
@@ -61,6 +62,8 @@ INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
 """Take positions in host memory, and copy them."""
 STEP = "_fused_sgd_"
 UNKNOWN_TO_NCCL = (torch.int16, torch.complex64, torch.complex128)
+NCCL = ("asynchronous", "silent", "hanging")
+"""Ways in which collectives may behave, each with those before it; without one, calls return when all is done."""
 MEMORY = 80 * 10**9
 
 
@@ -247,7 +250,8 @@ class Gpu(TorchDispatchMode):
     def __init__(self, index: int = 0, nccl: str = "") -> None:
         super().__init__()
         self.place = torch.device("cuda", index)
-        self.asynchronous, self.silent, self.backend = nccl in ("asynchronous", "silent"), nccl == "silent", "nccl"
+        self.asynchronous, self.silent, self.hanging = (nccl in NCCL[kind:] for kind in range(3))
+        self.backend = "nccl"
         self.waits: list[Wait] = []
         self.collectives: Counter[tuple[str, str, str]] = Counter()
         """By group, operation and type."""
@@ -450,7 +454,7 @@ def _is_ours(file: str) -> bool:
 @contextlib.contextmanager
 def pretended(gpus: int = 8, nccl: str = "") -> Iterator[Gpu]:
     """Within it, this process and the threads that it starts have a GPU."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
+    visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")))
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") is made in host memory, then moved
     gpu = Gpu(0, nccl)
     try:
@@ -473,8 +477,10 @@ def _cuda(gpu: Gpu, visible: list[str]) -> Any:
 
     def properties(device: Any = None) -> SimpleNamespace:
         place = gpu.place if device is None else _device(device)
-        own = uuid.UUID(int=int(visible[place.index or 0]) + 1)
-        return SimpleNamespace(name="a pretended GPU", uuid=own, total_memory=MEMORY, major=9, minor=0)
+        whole = int(visible[place.index or 0].removeprefix("MIG-").partition("-")[0])
+        slot = {"pci_domain_id": 0, "pci_bus_id": whole, "pci_device_id": 0}
+        own = uuid.UUID(int=whole + 1)  # of parts too
+        return SimpleNamespace(name="a pretended GPU", uuid=own, total_memory=MEMORY, major=9, minor=0, **slot)
 
     @contextlib.contextmanager
     def stream(wanted: Stream | None) -> Iterator[None]:
@@ -540,6 +546,8 @@ def _distributed(gpu: Gpu) -> Iterator[None]:
         end(group)
 
     def aborted(group: Any) -> None:
+        while gpu.hanging:
+            time.sleep(1)
         gpu.flying.clear()
         for stream in gpu.streams:
             stream.tasks.clear()

@@ -1,6 +1,7 @@
 """Start real ranks, and be sure that they end."""
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import multiprocessing
@@ -60,11 +61,12 @@ def run(command: Sequence[str], timeout: float = 120, **options: Any) -> tuple[i
 
 
 def free_port(count: int = 1) -> int:
-    """The first of so many in a row that nobody uses, drawn, for other tests look for some too.
+    """The first of so many in a row that nobody uses, of those that are this process's of the tests.
 
     Systems usually give higher ones to whoever connects.
     """
-    for first in random.SystemRandom().sample(range(10_000, 17_000), 100):
+    lowest = 10_000 + 1_000 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 7)
+    for first in random.SystemRandom().sample(range(lowest, lowest + 1_000 - count), 100):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             for port in range(first, first + count):
                 stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
@@ -92,6 +94,13 @@ class Rank:
 
     def poll(self) -> int | None:
         return self.returncode
+
+    @property
+    def stopped(self) -> bool:
+        """As by SIGSTOP; or not there any more."""
+        if self.poll() is not None:
+            return True
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def wait(self, timeout: float | None = None) -> int | None:
         self._process.join(timeout)
@@ -132,7 +141,10 @@ def _be_rank(runs: list[list[str]], env: dict[str, str], output: str) -> None:
         from tests import gpu
 
         main = gpu.reporting(main, env["PRETENDED_GPU"])
-    sys.exit(max(main(arguments) for arguments in runs))
+    code = max(main(arguments) for arguments in runs)
+    if "WHOLE_END" in env:  # as of a program, and not of a fork: threads and tensors that are left may end it otherwise
+        ctypes.pythonapi.Py_Exit(code)
+    sys.exit(code)
 
 
 def _start_zygote() -> None:
@@ -146,22 +158,29 @@ _ZYGOTE.set_forkserver_preload(["fl_dist.main"])
 
 
 @contextlib.contextmanager
-def started_ranks(ranks: int, *runs: Sequence[str], **env: str) -> Iterator[list[Rank]]:
-    """The ranks of a job, with no agent that would end or restart them; each makes these runs in turn."""
+def started_ranks(
+    ranks: int, *runs: Sequence[str], own: Sequence[dict[str, str]] = (), **env: str
+) -> Iterator[list[Rank]]:
+    """The ranks of a job, with no agent that would end or restart them; each makes these runs in turn.
+
+    `own`: what each rank has in its environment beside `env`.
+    """
     port = str(free_port())
     with contextlib.ExitStack() as stack:
         processes = []
         for rank in range(ranks):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
             place |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            processes.append(Rank(runs, environment(**place, **env)))
+            processes.append(Rank(runs, environment(**place | env | (own[rank] if own else {}))))
             stack.callback(processes[-1].end)
         yield processes
 
 
-def run_ranks(ranks: int, *runs: Sequence[str], timeout: float = 120, **env: str) -> tuple[list[int | None], list[str]]:
+def run_ranks(
+    ranks: int, *runs: Sequence[str], timeout: float = 120, own: Sequence[dict[str, str]] = (), **env: str
+) -> tuple[list[int | None], list[str]]:
     """Exit codes and outputs of the ranks of a job."""
-    with started_ranks(ranks, *runs, **env) as processes:
+    with started_ranks(ranks, *runs, own=own, **env) as processes:
         outputs = [process.communicate(timeout)[0] for process in processes]
         return [process.returncode for process in processes], outputs
 

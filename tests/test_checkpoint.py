@@ -31,6 +31,8 @@ SETTINGS = (
 )
 STEPS = ("broadcast", "local", "reduce", "server")
 SAVES = ("save-begin", "save-file", "save-written", "save-manifest", "save-switched")
+PAUSE = "broadcast:6=sleep:2"
+"""However fast the machine is, the run is not over before somebody has seen a few of its rounds."""
 # A save may let a round pass, but the first and the last are always made.
 KILLS = [f"{step}:{k}" for step in STEPS for k in (1, 3, 5)] + [f"{step}:{k}" for step in SAVES for k in (1, 2)]
 
@@ -114,7 +116,7 @@ def wait_for(condition: object, seconds: float = 60) -> None:
 def test_a_signal_to_any_rank_saves_and_asks_for_a_requeue(number: int, calm_long: Path, tmp_path: Path) -> None:
     more = ("rounds=40", "local.epochs=4")
     folder, victim = tmp_path / "run", int(number) % 2
-    with started_ranks(2, arguments(folder, *more)) as processes:
+    with started_ranks(2, arguments(folder, *more), FL_DIST_FAULT=PAUSE) as processes:
         wait_for(lambda: (folder / "metrics.jsonl").exists() and len(results(folder)) > 2)
         os.kill(processes[victim].pid, number)
         output = processes[0].communicate(timeout=60)[0]
@@ -383,7 +385,7 @@ def test_ranks_of_one_machine_listen_on_loopback_only(tmp_path: Path) -> None:
 
 def test_a_run_that_is_not_saved_as_it_goes_is_saved_when_interrupted(calm_long: Path, tmp_path: Path) -> None:
     more = ("rounds=40", "local.epochs=4", "checkpoint.every=0")
-    with started_ranks(2, arguments(tmp_path, *more)) as processes:
+    with started_ranks(2, arguments(tmp_path, *more), FL_DIST_FAULT=PAUSE) as processes:
         wait_for(lambda: (tmp_path / "metrics.jsonl").exists() and len(results(tmp_path)) > 2)
         os.kill(processes[1].pid, signal.SIGUSR1)
         assert [p.wait(timeout=60) for p in processes] == [75, 75]

@@ -51,7 +51,11 @@ def test_every_linked_file_exists() -> None:
                 assert (document.parent / Path(name)).exists(), f"{document.name} links to {name}"
 
 
-GPU = re.compile("cuda|cudnn|nccl|pin_memory|non_blocking|fp32_precision|SDPBackend|_polls|_gloo_only", re.IGNORECASE)
+GPU = re.compile(
+    "cuda|cudnn|nccl|pin_memory|is_pinned|non_blocking|fp32_precision|SDPBackend|_polls|_gloo_only|_fused_"
+    r"|_foreach_|_stream\b|autocast\((?!.cpu)|dist\.(broadcast|reduce|all_reduce)",
+    re.IGNORECASE,
+)
 
 
 def named(body: list[ast.stmt], inside: str = "") -> Iterator[tuple[str, str]]:

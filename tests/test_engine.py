@@ -358,21 +358,21 @@ def test_a_clients_state_follows_it() -> None:
     one, two = (ClientStates(template, Wire(rank, mail), lambda c: None) for rank in (1, 2))
     for states in (one, two):
         states.move({3: 1})
-    assert one.load(3, CPU) is None
+    assert one.load(3) is None
     one.store(3, Vars(h=torch.arange(5.0), k=torch.tensor(0.1, dtype=torch.float64)))
     for states in (one, two):
         states.move({3: 2})
-    moved = two.load(3, CPU)
+    moved = two.load(3)
     assert moved is not None
     assert torch.equal(moved.h, torch.arange(5.0)) and float(moved.k) == 0.1
     for states in (one, two):
         states.move({4: 1})
     for states in (one, two):  # client 4 failed in its first round: it has nothing to take along
         states.move({4: 2})
-    assert two.load(4, CPU) is None
+    assert two.load(4) is None
     moved.h.zero_()
-    assert torch.equal(two.load(3, CPU).h, torch.arange(5.0)), "what is loaded is a copy"
-    assert one.load(3, CPU) is None
+    assert torch.equal(two.load(3).h, torch.arange(5.0)), "what is loaded is a copy"
+    assert one.load(3) is None
 
 
 def test_states_beyond_the_memory_given_lie_in_files_and_change_nothing(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_states_beyond_the_memory_given_lie_in_files_and_change_nothing(tmp_path
         states.store(client, Vars(h=torch.full((1000,), float(client))))
     maps = Path("/proc/self/maps").read_text()
     assert maps.count(str(tmp_path / ".state-")) == 3
-    assert [float(states.load(c, CPU).h[7]) for c in range(5)] == [0, 1, 2, 3, 4]
+    assert [float(states.load(c).h[7]) for c in range(5)] == [0, 1, 2, 3, 4]
     assert not list(tmp_path.iterdir())
     small = [*QUIET, "rounds=3", "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}"]
     for name, memory in (("memory", 1.0), ("files", 0.0)):

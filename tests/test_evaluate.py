@@ -21,6 +21,7 @@ from fl_dist.engine.clock import Clock
 from fl_dist.engine.evaluate import Choice, Sums
 from fl_dist.engine.outcome import later
 from fl_dist.engine.tape import Tape
+from fl_dist.machine.comm import Alone
 from fl_dist.main import main
 from fl_dist.tasks.classification import Classification
 from tests.guide import write_files
@@ -198,6 +199,22 @@ def test_a_choice_costs_at_most_two_evaluations_by_all_ranks(
         choice.observe(spread, together if spread else alone)
         held_up += together if spread else waits
     assert held_up <= 50 * waits + 2 * together + 1e-9
+
+
+def test_a_device_that_hangs_at_the_last_look_is_at_an_evaluation(tmp_path: Path) -> None:
+    """A GPU is given all batches in no time: what it does with them shows when their sums are read."""
+    said, seen, means = [""], list[str](), Sums.means
+
+    def looked(self: Sums) -> dict[str, float]:
+        seen.append(said[-1])
+        return means(self)
+
+    with (
+        mock.patch.object(Alone, "doing", lambda self, what: said.append(what)),
+        mock.patch.object(Sums, "means", looked),
+    ):
+        assert main([*QUIET, "rounds=2", "clients={total: 4, per_round: 1}", f"run.dir={tmp_path}"]) == 0
+    assert seen == ["the evaluation of round 1", "the evaluation of round 2"] and said[-1] == ""
 
 
 def test_sums_of_several_ranks_are_those_of_one() -> None:

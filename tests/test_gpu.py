@@ -1,14 +1,16 @@
 """On a GPU, if only a pretended one: the bits of the CPU, no waits inside of local training, known memory, an end."""
 
+import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -22,7 +24,7 @@ from fl_dist.algorithms import algorithms
 from fl_dist.algorithms.memory import needs
 from fl_dist.config import Topology, validate
 from fl_dist.diagnostics.base import diagnostics
-from fl_dist.engine.client import LocalTraining
+from fl_dist.engine.worker import Worker
 from fl_dist.execute import settings
 from fl_dist.machine.comm import Cluster
 from fl_dist.machine.copies import Copies
@@ -40,6 +42,7 @@ SIZES = (4, 5, 7)
 IMAGES, LARGER, LARGEST = ({"data": {"path": f"{side}.npz"}} for side in (8, 16, 32))
 TEXT, NUMBERS = ({"data": {"path": f"{kind}.npz"}} for kind in ("text", "numbers"))
 BATCH_NORM = {"name": "cnn", "norm": "batch", "dropout": 0.3}
+EXACT = {"local": {"precision": "float64"}}
 
 ALGORITHMS: dict[str, Settings] = {name: {"algorithm": algorithm(name)} for name in harness.CASES}
 MODELS: dict[str, Settings] = {
@@ -48,8 +51,10 @@ MODELS: dict[str, Settings] = {
     "fasttext": TEXT,
     "lenet5": LARGER,
     "mlp": {},
-    "resnet18": IMAGES,
-    "resnet18_gn": {**IMAGES, "model": {"name": "resnet18_gn", "stem": "cifar"}},
+    "resnet8_gn": {**IMAGES, **EXACT},
+    "resnet18": {**IMAGES, **EXACT},
+    "resnet18_gn": {**IMAGES, **EXACT, "model": {"name": "resnet18_gn", "stem": "cifar"}},
+    "timm": {**LARGER, "model": {"name": "tests.timm_here:timm", "model": "test_vit"}},
     "vgg11": LARGEST,
     "vit_cifar": IMAGES,
 }
@@ -75,7 +80,7 @@ CASES = {
     **{f"task {name}": case for name, case in TASKS.items()},
     **OTHERS,
 }
-ROUNDED = ("model resnet18", "model resnet18_gn")
+ROUNDED = ("model resnet8_gn", "model resnet18", "model resnet18_gn")
 """Where paths join, gradients of pretended tensors may lie otherwise in memory; for that the CPU has another kernel."""
 DIAGNOSTICS: dict[str, Settings] = {
     "sharpness": {"steps": 2},
@@ -111,12 +116,20 @@ class Pair:
     cpu: Path
     gpu: Path
     seen: gpu.Gpu
-    clients: list[tuple[int, int]]
-    """Steps that the device had been given when each local training began, and when it ended."""
+    clients: list["Watched"]
 
     def within_steps(self) -> list[gpu.Wait]:
         """Waits after a client's first step and before its last."""
-        return [w for w in self.seen.waits for first, last in self.clients if first < w.step < last]
+        return [w for c in self.clients for w in c.waits if c.first < w.step < c.last]
+
+
+class Watched(NamedTuple):
+    """A client's round, from its variables on the host to its sums."""
+
+    first: int
+    """Steps that the device had been given before; and after."""
+    last: int
+    waits: list[gpu.Wait]
 
 
 class Lab:
@@ -181,26 +194,18 @@ def write_data(folder: Path) -> None:
     write("unequal", many, y_train=np.repeat(y, 400), client=unequal)
 
 
-class watched:  # noqa: N801  (used like a function)
-    """Notes the device's steps before and after each client's local training."""
+@contextlib.contextmanager
+def watched(seen: gpu.Gpu) -> Iterator[list[Watched]]:
+    """Notes the device's steps and the host's waits of each client."""
+    clients, whole = list[Watched](), Worker._client
 
-    def __init__(self, seen: gpu.Gpu) -> None:
-        clients, local = list[tuple[int, int]](), LocalTraining.run
+    def run(self: Worker, *arguments: Any) -> None:
+        first, before = seen.steps, len(seen.waits)
+        whole(self, *arguments)
+        clients.append(Watched(first, seen.steps, seen.waits[before:]))
 
-        def run(self: LocalTraining, *arguments: Any) -> Any:
-            first = seen.steps
-            trained = local(self, *arguments)
-            clients.append((first, seen.steps))
-            return trained
-
-        self._clients, self._patch = clients, mock.patch.object(LocalTraining, "run", run)
-
-    def __enter__(self) -> list[tuple[int, int]]:
-        self._patch.start()
-        return self._clients
-
-    def __exit__(self, *error: object) -> None:
-        self._patch.stop()
+    with mock.patch.object(Worker, "_client", run):
+        yield clients
 
 
 class TestSameBits:
@@ -214,18 +219,21 @@ class TestSameBits:
         here, there = (load_file(folder / "model.safetensors") for folder in (pair.cpu, pair.gpu))
         assert here.keys() == there.keys()
         for key, tensor in here.items():
-            torch.testing.assert_close(there[key], tensor, rtol=1e-3, atol=1e-4, msg=key)
+            torch.testing.assert_close(there[key], tensor, rtol=1e-9, atol=1e-12, msg=key)
 
     def test_diagnostics(self, lab: Lab) -> None:
-        last = {label: {"every": 3, **settings} for label, settings in DIAGNOSTICS.items()}
-        pair = lab.pair("diagnostics", {"algorithm": algorithm("fedsam"), "diagnostics": last, "rounds": 3})
+        pair = diagnosed(lab)
         assert_same(pair)
         assert all(results(pair.gpu)[-1]["diagnostics"][label] for label in DIAGNOSTICS)
 
     def test_nothing_that_is_built_in_is_left_out(self) -> None:
-        families = {models[name].__module__ for name in models if name != "timm"}
-        assert {models[name].__module__ for name in MODELS} == families
+        assert set(ALGORITHMS) >= set(algorithms) and set(MODELS) == set(models)
         assert set(TASKS) == set(tasks) and set(DIAGNOSTICS) == set(diagnostics)
+
+
+def diagnosed(lab: Lab) -> Pair:
+    last = {label: {"every": 3, **settings} for label, settings in DIAGNOSTICS.items()}
+    return lab.pair("diagnostics", {"algorithm": algorithm("fedsam"), "diagnostics": last, "rounds": 3})
 
 
 def assert_same(pair: Pair) -> None:
@@ -239,17 +247,20 @@ class TestWaits:
     @pytest.mark.parametrize("name", [name for name in CASES if name != "task next_token"])
     def test_none_between_the_first_and_the_last_step_of_a_client(self, lab: Lab, name: str) -> None:
         pair = lab.pair(name, CASES[name])
-        assert all(last - first > 1 for first, last in pair.clients)
+        assert all(c.last - c.first > 1 for c in pair.clients)
         assert {(w.what, w.where) for w in pair.within_steps()} == set()
 
-    @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("algorithm")])
+    @pytest.mark.parametrize("name", [name for name in CASES if name not in ("task next_token", "saves")])
     def test_the_host_looks_at_what_a_client_made_once(self, lab: Lab, name: str) -> None:
-        pair = lab.pair(name, CASES[name])
-        looks = [w for w in pair.seen.waits if w.where.startswith(LOOKS)]
-        assert len(looks) == len(pair.clients), looks
+        for client in lab.pair(name, CASES[name]).clients:
+            *before, look = client.waits
+            assert look.where.startswith("fl_dist/engine/worker.py:_judged:") and look.step == client.last
+            assert [wait.where.rpartition(":")[0] for wait in before] == BEFORE.get(name, [])
+            assert all(wait.step == client.first for wait in before)
 
 
-LOOKS = tuple(f"fl_dist/{module}.py" for module in ("engine/client", "engine/worker", "engine/state", "machine/copies"))
+BEFORE = {"algorithm fedgf": ["fl_dist/algorithms/fedgf.py:begin"]}
+"""Looks before the first step: whether FedGF's c is 1 decides on a pass of each step."""
 
 
 def test_copies_arrive_as_the_tensors_were() -> None:
@@ -467,6 +478,20 @@ def ranks(lab: Lab, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return [gpu.reports(folder, rank)[0] for rank in range(3)]
 
 
+def test_variables_that_come_from_another_rank_reach_the_gpu_without_a_wait(ranks: list[dict[str, Any]]) -> None:
+    for seen in ranks:
+        slow = [(what, where) for (what, where), _ in seen["waits"] if what.startswith("host to device")]
+        assert not [where for _, where in slow if where.startswith(("fl_dist/machine/", "fl_dist/engine/state"))], slow
+
+
+def test_diagnostics_of_several_gpus(lab: Lab, tmp_path: Path) -> None:
+    alone = diagnosed(lab)
+    arguments = [str(lab.folder / "diagnostics.json"), f"run.dir={tmp_path / 'run'}"]
+    codes, outputs = run_ranks(3, arguments, PRETENDED_GPU=str(tmp_path), PRETENDED_NCCL="asynchronous")
+    assert not any(codes), outputs
+    assert results(tmp_path / "run") == results(alone.cpu)
+
+
 def test_models_and_sums_go_from_gpu_to_gpu_and_client_state_between_hosts(ranks: list[dict[str, Any]]) -> None:
     for seen in ranks:
         found = {tuple(key): n for key, n in seen["collectives"]}
@@ -503,38 +528,109 @@ def test_all_gpus_evaluate_what_went_down_or_what_follows_it(lab: Lab, tmp_path:
         assert found.get(("nccl", "broadcast", "float32"), 0) == models
 
 
+class TestPlacement:
+    """Ranks whose launcher shows each of them what it wants."""
+
+    def run(self, lab: Lab, folder: Path, visible: list[str], *more: str) -> tuple[list[int | None], str, Path]:
+        alone = lab.pair("algorithm scaffold", ALGORITHMS["scaffold"])
+        arguments = [str(lab.folder / "algorithm scaffold.json"), f"run.dir={folder / 'run'}", *more]
+        own = [{"CUDA_VISIBLE_DEVICES": shown, "LOCAL_RANK": "0"} for shown in visible]
+        codes, (output, *_) = run_ranks(len(visible), arguments, own=own, PRETENDED_GPU=str(folder))
+        return codes, output, alone.cpu
+
+    @pytest.mark.parametrize(
+        ("visible", "more", "group"),
+        [
+            (["2", "5", "0"], (), "nccl"),
+            (["MIG-0-1", "MIG-1-1", "MIG-4-7"], (), "nccl"),
+            (["3", "3", "3"], ("topology.oversubscribe=true",), "gloo"),
+            (["MIG-0-1", "MIG-0-2"], ("topology.oversubscribe=true",), "gloo"),
+            (["1"], (), "nccl"),
+        ],
+        ids=str,
+    )
+    def test_what_goes_together_has_the_bits_of_the_cpu(
+        self, lab: Lab, visible: list[str], more: tuple[str, ...], group: str, tmp_path: Path
+    ) -> None:
+        codes, output, alone = self.run(lab, tmp_path, visible, *more)
+        assert not any(codes), output
+        assert model_hash(tmp_path / "run") == model_hash(alone)
+        for rank in range(len(visible)):
+            (seen,) = gpu.reports(tmp_path, rank)
+            sums = {tuple(key) for key, _ in seen["collectives"] if key[1] == "reduce"}
+            assert sums == {(group, "reduce", "int64")}
+            assert seen["steps"] > 0 or rank == 0
+
+    @pytest.mark.parametrize(
+        ("visible", "words"),
+        [
+            (["2", "5", "5"], r"ranks 1 and 2 share one GPU of \S+, which NCCL cannot connect: start one rank a GPU"),
+            (["MIG-0-1", "MIG-0-2"], r"ranks 0 and 1 have parts of one GPU of \S+, which NCCL cannot connect: start"),
+            (["2", "", "5"], r"rank 1 on \S+ sees no GPU, but rank 0 on \S+ does: ask for GPUs on every node"),
+            (["", "4"], r"rank 0 on \S+ sees no GPU, but rank 1 on \S+ does: ask for GPUs on every node"),
+        ],
+        ids=str,
+    )
+    def test_what_does_not_is_refused_in_one_line(
+        self, lab: Lab, visible: list[str], words: str, tmp_path: Path
+    ) -> None:
+        codes, output, _ = self.run(lab, tmp_path, visible)
+        assert 0 not in codes and None not in codes
+        (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
+        assert re.search(words, line)
+        assert "Traceback" not in output and not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 SECONDS = 10.0
 """From the death of a rank to a word about it, and from that to the end of all."""
+LOST = r"^error: rank 1 on \S+ was lost \(.*\) in round 1, whose clients were \d"
+STUCK = r"^error: rank 1 on \S+ is stuck: no progress for 3 s \(comm.timeout\) in round 1, client \d"
 
 
-def never_ending(lab: Lab, folder: Path, *more: str) -> list[str]:
-    (folder / "config.json").write_text(json.dumps(lab.config({"rounds": 100000})))
-    return [str(folder / "config.json"), f"run.dir={folder / 'run'}", *more]
+@contextlib.contextmanager
+def endless_round(lab: Lab, folder: Path, fault: str, nccl: str, *more: str) -> Iterator[list[Rank]]:
+    """A server and two workers, of which one is disturbed in the middle of steps that would never end."""
+    config = lab.config({"local": {"epochs": 10**6}, "clients": {"per_round": 3}})
+    (folder / "config.json").write_text(json.dumps(config))
+    arguments = [str(folder / "config.json"), f"run.dir={folder / 'run'}", *more]
+    with started_ranks(3, arguments, FL_DIST_FAULT=fault, PRETENDED_GPU=str(folder), PRETENDED_NCCL=nccl) as ranks:
+        yield ranks
 
 
-def assert_named(server: Rank, seconds: float) -> None:
+def assert_said(server: Rank, words: str, seconds: float) -> None:
     end = time.monotonic() + seconds
-    while "error: rank 1 " not in server.output() and time.monotonic() < end:
+    while not (found := re.search(words, server.output(), re.MULTILINE)) and time.monotonic() < end:
         time.sleep(0.05)
-    assert "error: rank 1 " in server.output()
+    assert found, server.output()
 
 
-@pytest.mark.parametrize("nccl", ["asynchronous", "silent"])
-def test_a_killed_worker_is_named_and_everybody_ends(lab: Lab, tmp_path: Path, nccl: str) -> None:
-    arguments, on_gpu = never_ending(lab, tmp_path), {"PRETENDED_GPU": str(tmp_path), "PRETENDED_NCCL": nccl}
-    with started_ranks(3, arguments, FL_DIST_FAULT="local:3@1", **on_gpu) as (server, killed, other):
+@pytest.mark.parametrize(("nccl", "seconds"), [("asynchronous", SECONDS), ("silent", 15.0), ("hanging", 15.0)])
+def test_a_killed_worker_is_named_and_everybody_ends(lab: Lab, tmp_path: Path, nccl: str, seconds: float) -> None:
+    with endless_round(lab, tmp_path, "step:9@1", nccl) as (server, killed, other):
         assert killed.wait(60) == -signal.SIGKILL
-        assert_named(server, SECONDS if nccl == "asynchronous" else 15)
+        assert_said(server, LOST, seconds)
         for rank in (server, other):
             assert rank.wait(SECONDS) == 1
 
 
-@pytest.mark.parametrize("action", ["stop", "sleep:100"])
-def test_a_stopped_or_stuck_worker_is_named_too(lab: Lab, tmp_path: Path, action: str) -> None:
-    arguments = never_ending(lab, tmp_path, "comm.timeout=3")
-    on_gpu = {"PRETENDED_GPU": str(tmp_path), "PRETENDED_NCCL": "asynchronous"}
-    with started_ranks(3, arguments, FL_DIST_FAULT=f"local:3@1={action}", **on_gpu) as (server, stuck, other):
-        wait_for(lambda: (tmp_path / "run" / "metrics.jsonl").exists())
-        assert_named(server, 15)
+@pytest.mark.parametrize(("action", "words"), [("stop", LOST), ("sleep:100", STUCK)])
+def test_a_stopped_or_stuck_worker_is_named_too(lab: Lab, tmp_path: Path, action: str, words: str) -> None:
+    with endless_round(lab, tmp_path, f"step:9@1={action}", "asynchronous", "comm.timeout=3") as (server, stuck, other):
+        log = tmp_path / "run" / "logs" / "rank1.log"
+        wait_for(lambda: stuck.stopped if action == "stop" else log.exists())
+        assert_said(server, words, 15)
         for rank in (server, other, *([stuck] if action != "stop" else [])):
             assert rank.wait(SECONDS) == 1
+
+
+@pytest.mark.parametrize("action", ["", "=stop"])
+def test_without_their_server_workers_end(lab: Lab, tmp_path: Path, action: str) -> None:
+    """Which is in the middle of steps of its own."""
+    shared = "topology.server=shared"
+    with endless_round(lab, tmp_path, f"step:9@0{action}", "asynchronous", shared) as (server, *others):
+        wait_for(lambda: server.stopped)
+        for rank in others:
+            assert rank.wait(15 + SECONDS) == 1
+    for rank in (1, 2):
+        log = (tmp_path / "run" / "logs" / f"rank{rank}.log").read_text()
+        assert re.search(r"rank 0 on \S+, the server, was lost \(.*\) in round 1, whose clients were \d", log), log

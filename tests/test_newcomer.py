@@ -222,8 +222,10 @@ class TestBfloat16:
 class TestFirstCause:
     DIVERGING = (*SMALL[1:], "rounds=3", "local.lr=1e8", "algorithm.name=fedavg")
 
-    def test_a_diverging_run_says_so_and_what_to_do(self, tmp_path: Path) -> None:
-        codes, outputs = run_ranks(3, [*self.DIVERGING, f"run.dir={tmp_path}"])
+    @pytest.mark.parametrize("attempt", range(8))
+    def test_a_diverging_run_says_so_and_what_to_do(self, attempt: int, tmp_path: Path) -> None:
+        """And nothing else, however its threads and tensors end."""
+        codes, outputs = run_ranks(3, [*self.DIVERGING, f"run.dir={tmp_path}"], WHOLE_END="1")
         assert codes == [1, 1, 1]
         (error,) = [line for line in outputs[0].splitlines() if line.startswith("error: ")]
         assert "lower local.lr or set local.clip" in error

@@ -494,7 +494,7 @@ class TestLock:
             began = time.monotonic()
             with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()} on "):
                 second.claim(config)
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 5
         first.release()
         second.claim(config)
         second.release()

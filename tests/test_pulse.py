@@ -1,8 +1,6 @@
 """Signs of life decide who is lost, and not how long a round takes."""
 
-import os
 import re
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,25 +30,37 @@ def arguments(folder: Path, *more: str) -> list[str]:
 
 class TestRealRanks:
     def test_a_round_may_take_longer_than_the_timeout(self, tmp_path: Path) -> None:
-        long = arguments(tmp_path, "rounds=1", "local.epochs=1200", "comm.timeout=3", "checkpoint.every=0")
-        codes, said = run_ranks(2, long)
+        long = arguments(tmp_path, "rounds=1", "local.epochs=4", "comm.timeout=3", "checkpoint.every=0")
+        codes, said = run_ranks(2, long, FL_DIST_FAULT="step:*@1=sleep:0.1")
         assert codes == [0, 0], said
         assert float(re.findall(r"round 1/1.* ([\d.]+) s", said[0])[0]) > 3
 
-    @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-    def test_a_rank_is_missed_in_the_middle_of_local_training(self, number: int, tmp_path: Path) -> None:
-        """With a round of minutes."""
-        # However slow it was in the first round, it has a client in the second, at which it stays.
-        many, fault = "clients={total: 24, per_round: 24}", "local:13@2=sleep:100"
-        with started_ranks(3, arguments(tmp_path, many), FL_DIST_FAULT=fault) as processes:
-            wait_for(lambda: (tmp_path / "metrics.jsonl").exists())
-            os.kill(processes[2].pid, number)
+    @pytest.mark.parametrize("server", ["dedicated", "shared"])
+    @pytest.mark.parametrize("action", ["", "=stop"])
+    def test_a_rank_is_missed_in_the_middle_of_local_training(self, action: str, server: str, tmp_path: Path) -> None:
+        """Its own and that of the others, which would never end."""
+        endless = arguments(tmp_path, "local.epochs=1000000", f"topology.server={server}")
+        with started_ranks(3, endless, FL_DIST_FAULT=f"step:30@2{action}") as processes:
+            wait_for(lambda: processes[2].stopped)
             began = time.monotonic()
             output = processes[0].communicate(timeout=40)[0]
             processes[1].communicate(timeout=40)
             assert time.monotonic() - began < 15
             assert processes[0].returncode == processes[1].returncode == 1
-        assert re.search(r"error: rank 2 on \S+ was lost \(.*\) in round 2, whose clients were \d", output), output
+        assert re.search(r"error: rank 2 on \S+ was lost \(.*\) in round 1, whose clients were \d", output), output
+
+    @pytest.mark.parametrize("action", ["", "=stop"])
+    def test_workers_in_the_middle_of_local_training_miss_their_server(self, action: str, tmp_path: Path) -> None:
+        endless = arguments(tmp_path, "local.epochs=1000000")
+        # It waits for them as soon as it has told them to begin.
+        with started_ranks(3, endless, FL_DIST_FAULT=f"reduce:1@0=sleep:3,reduce:1@0{action}") as processes:
+            wait_for(lambda: processes[0].stopped)
+            began = time.monotonic()
+            assert [process.wait(40) for process in processes[1:]] == [1, 1]
+            assert time.monotonic() - began < 15
+        for rank in (1, 2):
+            log = (tmp_path / "logs" / f"rank{rank}.log").read_text()
+            assert re.search(r"rank 0 on \S+, the server, was lost \(.*\) in round 1", log), log
 
     @pytest.mark.parametrize("action", ["", "=stop"])
     def test_a_rank_is_missed_while_all_connect(self, action: str, tmp_path: Path) -> None:
@@ -72,13 +82,17 @@ class TestRealRanks:
         assert re.search(r"^error: rank 1 on \S+ failed: .*a fault was asked for", output, re.MULTILINE), output
 
     @pytest.mark.parametrize(
-        ("point", "where"), [("local:13@2", r"in round \d, client "), ("server:2@0", "server step")]
+        ("point", "where"),
+        [
+            ("step:30@2", r"in round \d, client \d+"),
+            ("evaluate:2@0", "in the evaluation of round 1"),
+            ("server:2@0", "in the server step of round 2"),
+        ],
     )
     def test_a_rank_that_is_stuck_says_so_itself(self, point: str, where: str, tmp_path: Path) -> None:
-        # However slow it was in the first round, it has a client in the second, at which it stays.
-        slow = arguments(tmp_path, "comm.timeout=3", "clients={total: 24, per_round: 24}")
+        slow = arguments(tmp_path, "comm.timeout=3", "evaluate.batch_size=100")
         with started_ranks(3, slow, FL_DIST_FAULT=f"{point}=sleep:100") as processes:
-            wait_for(lambda: (tmp_path / "metrics.jsonl").exists())
+            wait_for((tmp_path / "logs" / "rank2.log").exists)
             began = time.monotonic()
             output = processes[0].communicate(timeout=40)[0]
             for process in processes:
@@ -96,6 +110,7 @@ class TestTwoOfThem:
     def pair(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pulse, Pulse]]:
         monkeypatch.setattr(pulse, "BEAT", 0.02)
         monkeypatch.setattr(pulse, "SILENCE", 1.5)
+        monkeypatch.setattr(pulse, "PAUSE", 0.5)
         port, limit = free_port(), timedelta(seconds=5)
         store = dist.TCPStore("127.0.0.1", port, 2, True, limit, wait_for_workers=False)
         other = dist.TCPStore("127.0.0.1", port, 2, False, limit, wait_for_workers=False)
@@ -112,14 +127,14 @@ class TestTwoOfThem:
             each.stop()
 
     def failure_of(self, of: Pulse) -> str:
-        wait_for(lambda: of.failure is not None, 5)
+        wait_for(lambda: of.failure is not None, 30)
         assert of.failure is not None
         return of.failure.message
 
     def test_who_does_not_beat_is_lost(self, pair: tuple[Pulse, Pulse]) -> None:
         pair[0].start()
         assert self.failure_of(pair[0]) == "rank 1 on an unknown host was lost (killed, out of memory or hung)"
-        wait_for(lambda: self.cuts, 5)
+        wait_for(lambda: self.cuts, 30)
         assert set(self.cuts) == {0}
         with pytest.raises(Lost, match="rank 1 on"):
             pair[0].tick()
@@ -135,7 +150,6 @@ class TestTwoOfThem:
         self, pair: tuple[Pulse, Pulse], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As when a whole job is suspended, and resumed."""
-        monkeypatch.setattr(pulse, "PAUSE", 0.5)
         wait, waits = pair[0]._stopped.wait, list[float]()
 
         def paused(seconds: float) -> bool:
@@ -156,23 +170,23 @@ class TestTwoOfThem:
         assert pair[0].tell(Failure("rank 0 on here failed: it is tired")).code == 2
         assert self.failure_of(pair[0]) == self.failure_of(pair[1]) == "rank 1 on there failed: its disk is full"
         began = time.monotonic()
-        pair[0].linger(3.0)
-        assert time.monotonic() - began < 2
+        pair[0].linger(30.0)
+        assert time.monotonic() - began < 20
 
     def test_who_still_asks_for_the_cause_has_not_heard_it(
         self, pair: tuple[Pulse, Pulse], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Rank 0 would take the board with it, and be called lost."""
-        monkeypatch.setattr(pulse, "PATIENCE", 5.0)
+        monkeypatch.setattr(pulse, "PATIENCE", 60.0)
         with ThreadPoolExecutor() as threads:
             answer = threads.submit(pair[1].cause)
-            wait_for(lambda: pair[1]._noticed, 5)
+            wait_for(lambda: pair[1]._noticed, 30)
             began = time.monotonic()
             pair[0].linger(0.5)
             assert time.monotonic() - began >= 0.5
             told = pair[0].tell(Failure("the ranks lost touch: broken pipe"))
-            pair[0].linger(3.0)
-            assert time.monotonic() - began < 3
+            pair[0].linger(30.0)
+            assert time.monotonic() - began < 20
             assert answer.result() == told
 
     def test_who_has_gone_is_not_waited_for(self, pair: tuple[Pulse, Pulse]) -> None:

@@ -428,8 +428,10 @@ class TestFolder:
         assert "the variables of 1 clients that no rank holds" in hand.chief.hopeless
 
     def test_a_live_run_survives_the_loss_of_its_checkpoints(self, calm: Path, tmp_path: Path) -> None:
-        folder = tmp_path / "run"
-        more = ("rounds=100000", "local.epochs=3")
+        folder, rounds = tmp_path / "run", 20_000
+        # The first three clients are not saved anew, so that they are missed.
+        (tmp_path / "schedule.json").write_text(json.dumps([[0, 1, 2], *[[3, 4, 5]] * (rounds - 1)]))
+        more = (f"rounds={rounds}", "local.epochs=3", f"clients.schedule={tmp_path / 'schedule.json'}")
         with started_ranks(2, arguments(folder, *more)) as ranks:
             wait_for(lambda: newest_round(folder) >= 3)
             shutil.rmtree(folder / "checkpoint", ignore_errors=True)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -99,7 +100,12 @@ class Job:
 
 
 def squeue(*options: str) -> str:
-    return subprocess.run(["squeue", "--noheader", *options], capture_output=True, text=True).stdout.strip()
+    """A controller that is busy may not answer in time."""
+    while (asked := subprocess.run(["squeue", "--noheader", *options], capture_output=True, text=True)).returncode:
+        if "Invalid job id" in asked.stderr:
+            break
+        time.sleep(1)
+    return asked.stdout.strip()
 
 
 def command(*words: str) -> None:

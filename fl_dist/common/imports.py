@@ -66,6 +66,8 @@ def imported(name: str) -> Callable[..., Any]:
 
 
 def _module(name: str) -> types.ModuleType:
+    # Bytecode in the user's folders would pass for that of a file that was edited within the same second.
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as e:
@@ -76,6 +78,8 @@ def _module(name: str) -> types.ModuleType:
                 "or among the installed packages; go where it is, or put its folder on PYTHONPATH"
             ) from None
         raise BadImport(f"importing {name} failed: {told(e)}") from e
+    finally:
+        sys.dont_write_bytecode = before
 
 
 class _Known(NamedTuple):

@@ -67,7 +67,8 @@ class Communication(Strict):
         Literal["exact", "float32"], key("exact: integer sums, the same bits on any number of workers")
     ] = "exact"
     timeout: Annotated[
-        float, key("seconds without progress (a step, a test batch) after which a rank is stuck", gt=0, le=LONGEST)
+        float,
+        key("seconds without progress (a step, a test batch, a message) after which a rank is stuck", gt=0, le=LONGEST),
     ] = 300.0
     meeting: Annotated[float, key("seconds that the first rank to start waits for the last", gt=0, le=LONGEST)] = 600.0
 

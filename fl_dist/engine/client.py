@@ -81,7 +81,9 @@ class Samples:
             return
         order = torch_generator(seed, "batches", index, client)
         for _ in range(self.local.epochs):
-            yield from rows[torch.randperm(len(rows), generator=order)].split(size)
+            epoch = rows[torch.randperm(len(rows), generator=order)]
+            # Not `split`, which cuts all of them, however few are needed.
+            yield from (epoch[first : first + size] for first in range(0, len(epoch), size))
 
     def _augmented(self, x: Tensor, noise: torch.Generator) -> Tensor:
         augmented = self.augment(x, noise)

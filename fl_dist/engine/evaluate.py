@@ -1,8 +1,9 @@
 """The task's metrics of the global model on the test set, from sums that do not depend on order or on who adds them."""
 
+import contextlib
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import torch
@@ -34,11 +35,13 @@ class Evaluator:
 
     def alone(self, x: Tensor, buffers: Tensor, done: int) -> dict[str, float]:
         """Of the model after `done` rounds."""
-        return named(self.world.task, self._sums(x, buffers, done, 0, 1).means())
+        with self._at(done):  # to the last look at a device, which may be where it hangs
+            return named(self.world.task, self._sums(x, buffers, 0, 1).means())
 
     def together(self, x: Tensor, buffers: Tensor, done: int) -> dict[str, float]:
         """The same by all ranks, each for its share of the same batches; rank 0 has the numbers."""
-        sums = self._sums(x, buffers, done, self.comm.rank, self.comm.size)
+        with self._at(done):
+            sums = self._sums(x, buffers, self.comm.rank, self.comm.size)
         names = self._agreed(sums.names)
         words = sums.table(names)
         self.comm.reduce(words)
@@ -49,17 +52,20 @@ class Evaluator:
             return self.alone(x, buffers, done)
         return named(self.world.task, {name: mean(row) for name, row in zip(names, known, strict=True)})
 
-    def _sums(self, x: Tensor, buffers: Tensor, done: int, first: int, step: int) -> "Sums":
-        world, model = self.world, self.world.twin
+    @contextlib.contextmanager
+    def _at(self, done: int) -> Iterator[None]:
         self.comm.doing(f"the evaluation of round {done}")
+        yield
+        self.comm.doing("")
+
+    def _sums(self, x: Tensor, buffers: Tensor, first: int, step: int) -> "Sums":
+        world, model = self.world, self.world.twin
         model.bind(x)
         model.buffers.write(buffers)
         if model.module.training:
             model.module.eval()
         batches = world.test.in_order(world.config.evaluate.batch_size, first, step)
-        sums = _added(model.module, world.task, world.dataset, world.test, batches, self._tick)
-        self.comm.doing("")
-        return sums
+        return _added(model.module, world.task, world.dataset, world.test, batches, self._tick)
 
     def _tick(self) -> None:
         self.comm.tick()

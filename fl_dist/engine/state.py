@@ -29,7 +29,8 @@ class ClientStates:
         copies: Copies = HOST,
     ) -> None:
         self.template, self.comm, self._saved, self._copies = template, comm, saved, copies
-        self._clients_in_memory = room // max(1, self._empty().nbytes)
+        sizes = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in template.values()]
+        self._clients_in_memory = room // max(1, sum(map(copies.room, sizes)))
         self._spill = spill
         self._held: dict[int, dict[str, Tensor]] = {}
         self._mapped: set[int] = set()
@@ -59,15 +60,14 @@ class ClientStates:
         self.unsaved |= set(arriving)
         self.home.update(assignment)
 
-    def load(self, client: int, device: torch.device) -> Vars | None:
+    def load(self, client: int) -> Vars | None:
         """A copy of the client's variables on the device, or None before its first round."""
         if client not in self._held:
             saved = self._saved(client) if self.template else None
             if saved is None:
                 return None
             self._hold(client, saved)
-        self._copies.precede()
-        return Vars(**{n: t.to(device, non_blocking=True, copy=True) for n, t in self._held[client].items()})
+        return Vars(**self._copies.back(self._held[client]))
 
     def fetched(self, client: int) -> dict[str, Tensor] | None:
         """On rank 0, if all ranks call it: the client's variables, wherever they are; there they stay as they are."""

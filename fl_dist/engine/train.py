@@ -14,7 +14,7 @@ from fl_dist.engine.tape import Tape
 from fl_dist.engine.worker import DEVICE, HOST, STOP, Worker, messages
 from fl_dist.engine.world import World
 from fl_dist.machine import faults
-from fl_dist.machine.comm import Comm, Lost
+from fl_dist.machine.comm import Comm
 from fl_dist.machine.copies import Copies
 from fl_dist.machine.devices import settle
 from fl_dist.machine.memory import device_bytes, host_bytes
@@ -32,8 +32,6 @@ def train(world: World, comm: Comm, folder: RunFolder, start: Save | None, stop:
         while session.round(index):
             index += 1
         session.finish()
-    except Lost as e:
-        raise e.during(index, session.assignment) from e
     finally:
         comm.doing("")  # a disk may be slow
         session.saver.close()
@@ -55,7 +53,6 @@ class Session:
         self.worker = Worker(world, comm, reader(folder, start), folder.path, copies)
         self.down, self.up = messages(world, comm.size)
         self.landscape = Landscape(world, comm, self.worker.states)
-        self.assignment: dict[int, int] = {}
 
     def round(self, index: int) -> bool:
         """One round; False if, instead, the server said that the run ends here."""
@@ -64,7 +61,7 @@ class Session:
             self.coordinator.order(index, cohort, self.worker.states.home, self.down)
             self.comm.broadcast(self.down.buffer)
         orders, assignment = self.down.read_orders(cohort)
-        self.assignment = assignment
+        self.comm.begins(index, assignment)
         with self.clock("checkpoint"):
             self._save(index, orders)
         if orders.evaluate:

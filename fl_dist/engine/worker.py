@@ -60,13 +60,17 @@ class Worker:
             config.local,
             config.seed,
             config.clients.deadline,
-            comm.tick,
+            self._tick,
         )
         self.states = ClientStates(world.template, comm, saved, 1e9 * config.topology.state_memory, spill, copies)
         self.tape: Tape | None = None
         """Records the round for diagnostics, if some are due."""
         self.where = "before the first round"
         """What this worker is doing, for the message of a failure."""
+
+    def _tick(self) -> None:
+        self.comm.tick()
+        faults.point("step")
 
     def run(self, index: int, cohort: list[int], assignment: dict[int, int], down: Downlink, up: Uplink) -> None:
         """Train this rank's clients of the round and add them up."""
@@ -119,7 +123,7 @@ class Worker:
 
     def _train(self, client: int, r: Round, down: Downlink, up: Uplink) -> Made:
         """Local training whose result can be added, or ClientFailure; a fault of the machine is not the client's."""
-        state = self.states.load(client, self.world.device) or self.world.algorithm.client_init(down.vars, r)
+        state = self.states.load(client) or self.world.algorithm.client_init(down.vars, r)
         try:
             return self._judged(self.training.run(client, down.vars, down.buffers, state, r, self.tape), up)
         except (ClientFailure, Mistake, Lost, OSError):

@@ -17,10 +17,10 @@ from torch import Tensor
 from fl_dist.config import Communication, Topology
 from fl_dist.config.schema import LONGEST
 from fl_dist.machine import breakdown, faults
-from fl_dist.machine.devices import Seat, compare, pick_device, seat
+from fl_dist.machine.devices import Seat, compare, pick_device, seat, settle
 from fl_dist.machine.meeting import Links, Lost, Wait, another, board, cut_after
 from fl_dist.machine.place import Place
-from fl_dist.machine.pulse import PATIENCE, SILENCE, Failure, Pulse
+from fl_dist.machine.pulse import GRACE, PATIENCE, SILENCE, Failure, Pulse
 from fl_dist.machine.signals import REQUEUE, StopRequest
 from fl_dist.machine.wire import Wire
 
@@ -50,6 +50,9 @@ class Comm(Protocol):
     def forget(self, key: str) -> None: ...
     def share(self, key: str, text: str | None) -> str: ...
     def hosts(self) -> list[str]: ...
+
+    def begins(self, index: int, assignment: dict[int, int]) -> None:
+        """A round, and which rank has which clients: for what is said of a rank that is lost."""
 
     def doing(self, what: str) -> None:
         """What this rank is at, and has to get on with, tick by tick; empty: nothing of that kind."""
@@ -102,6 +105,9 @@ class Alone:
 
     def hosts(self) -> list[str]:
         return [host()]
+
+    def begins(self, index: int, assignment: dict[int, int]) -> None:
+        pass
 
     def doing(self, what: str) -> None:
         pass
@@ -244,7 +250,7 @@ class Cluster:
             pause = min(2 * pause, longest)
         work.wait()
         if self._polls:
-            torch.cuda.synchronize(self.device)  # an error comes out here
+            settle(self.device)()  # an error comes out here
 
     def post(self, key: str, text: str) -> None:
         self._board.post(key, text)
@@ -268,6 +274,9 @@ class Cluster:
     def hosts(self) -> list[str]:
         """Of each rank."""
         return [self.read(f"host/{rank}") or "unknown" for rank in range(self.size)]
+
+    def begins(self, index: int, assignment: dict[int, int]) -> None:
+        self._pulse.begins(index, assignment)
 
     def doing(self, what: str) -> None:
         self._pulse.doing(what)
@@ -322,7 +331,9 @@ class Cluster:
         with contextlib.suppress(Exception):
             self._links.cut()
             if self._polls:
-                dist.distributed_c10d._abort_process_group()  # destroying waits for kernels that may never end
+                # Destroying waits for kernels that may never end, and who knows what an abort may wait for.
+                with cut_after(GRACE, self._pulse.end):
+                    dist.distributed_c10d._abort_process_group()
             else:
                 dist.destroy_process_group()
 
@@ -331,11 +342,12 @@ class Cluster:
         try:
             self._board.limit(PATIENCE)
             words = self._board.first("noticed", str(error).splitlines()[0])
-            self._leave()
-            return (self._pulse.cause() or self._pulse.tell(Failure(f"the ranks lost touch: {words}"))).lost()
+            self._links.cut()  # so that the others notice too
+            failure = self._pulse.cause() or self._pulse.tell(Failure(f"the ranks lost touch: {words}"))
         except Exception:
-            self._leave()
-            return self._pulse.without_server().lost()
+            failure = self._pulse.without_server()
+        self._leave()
+        return failure.lost()
 
 
 _runs = itertools.count()

@@ -1,5 +1,7 @@
 """Copies from the device to host memory that nobody waits for until somebody needs them."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -28,10 +30,17 @@ class Copies:
         torch.cuda.current_stream(tensor.device).wait_stream(self._stream)
         return copy
 
-    def precede(self) -> None:
-        """What the GPU is given from now on comes after all copies so far; the host does not wait."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+    def back(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies on the device of what is, or has been given to come, in host memory; the host does not wait."""
+        if self._stream is None:
+            return {name: tensor.clone() for name, tensor in tensors.items()}
+        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        pinned = {name: t if t.is_pinned() else t.pin_memory() for name, t in tensors.items()}
+        return {name: t.to(self._stream.device, non_blocking=True) for name, t in pinned.items()}
+
+    def room(self, size: int) -> int:
+        """Bytes of host memory that a copy of so many takes: torch gives pinned memory in powers of two."""
+        return size if self._stream is None else 1 << max(0, size - 1).bit_length()
 
     def arrive(self) -> None:
         """Wait for all copies so far."""

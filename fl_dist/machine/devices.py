@@ -62,7 +62,8 @@ def seat(host: str, device: torch.device) -> Seat:
     if not visible[0].startswith("MIG-"):
         return Seat(host, device.type, str(gpu.uuid))
     # Parts of one GPU may tell the number of the whole; a process sees one of them at a time.
-    return Seat(host, device.type, visible[0], str(getattr(gpu, "pci_bus_id", gpu.uuid)))
+    slot = [getattr(gpu, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    return Seat(host, device.type, visible[0], str(gpu.uuid) if None in slot else ":".join(map(str, slot)))
 
 
 def compare(seats: Sequence[Seat], oversubscribe: bool) -> None:

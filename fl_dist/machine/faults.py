@@ -4,6 +4,7 @@ FL_DIST_FAULT=local:3@2              rank 2 kills itself when it passes the poin
 FL_DIST_FAULT=sync:1@1=sleep:7       rank 1 sleeps 7 s at its first sync to disk
 FL_DIST_FAULT=local:3@1=stop         rank 1 is stopped at its third client, as by a debugger
 FL_DIST_FAULT=sync:2=fail,local:9    rank 0's second sync fails, and at its ninth client it kills itself
+FL_DIST_FAULT=step:*@1=sleep:0.1     rank 1 sleeps before each local step
 """
 
 import errno
@@ -32,13 +33,14 @@ def _fault(spec: str) -> Callable[[str], None]:
     where, _, action = spec.partition("=")
     what, _, rank = where.partition("@")
     target, _, count = what.partition(":")
-    left = int(count or 1) if os.environ.get("RANK", "0") == (rank or "0") else 0
+    mine, always = os.environ.get("RANK", "0") == (rank or "0"), count == "*"
+    left = 0 if always else int(count or 1)
 
     def point(name: str) -> None:
         nonlocal left
-        if name == target:
+        if mine and name == target:
             left -= 1
-            if left == 0:
+            if always or left == 0:
                 _act(action)
 
     return point

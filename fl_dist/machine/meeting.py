@@ -9,7 +9,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
@@ -33,12 +33,6 @@ class Lost(RuntimeError):
     def __init__(self, message: str, code: int = 1, ranks: Sequence[int] = (), passes: bool = True) -> None:
         super().__init__(message)
         self.code, self.ranks, self.passes = code, ranks, passes
-
-    def during(self, index: int, assignment: Mapping[int, int]) -> "Lost":
-        """The same with the round, and the clients of the round that were the lost rank's."""
-        clients = [c for c, rank in assignment.items() if rank in self.ranks]
-        own = f", whose clients were {', '.join(map(str, clients))}" if clients else ""
-        return Lost(f"{self} in round {index + 1}{own}", self.code, self.ranks, self.passes) if self.ranks else self
 
 
 def passes(error: Exception) -> bool:
@@ -189,7 +183,7 @@ def _reach(place: Place, wait: Wait) -> dist.Store:
 
 @contextlib.contextmanager
 def cut_after(seconds: float, cut: Callable[[], None]) -> Iterator[None]:
-    """A call that waits for an answer over a connection that `cut` ends fails after so long."""
+    """A call that may wait for an answer that never comes has so long; then `cut` ends what it waits for."""
     timer = threading.Timer(seconds, cut)
     timer.daemon = True
     timer.start()

@@ -49,13 +49,19 @@ class Heard:
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[str, float]] = {}
-        self._asked = time.monotonic()
+        self._asked = self._since = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """For how long it has listened."""
+        return self._asked - self._since
 
     def silent(self, beats: dict[int, str], seconds: float) -> list[int]:
         """The ranks whose beat has been the same for so long; who has said goodbye is not missed."""
         now = time.monotonic()
         if now - self._asked > BEAT + PAUSE:  # this process was stopped, and has not heard them meanwhile
             self._last.clear()
+            self._since = now
         self._asked = now
         for rank, beat in beats.items():
             if self._last.get(rank, ("", 0.0))[0] != beat:
@@ -72,6 +78,7 @@ class Pulse:
         self._noticed = self._leaving = self._connecting = False
         self._until: float | None = None
         self._server = "rank 0"
+        self._round, self._assignment = 0, dict[int, int]()
         self._stopped, self._beats = threading.Event(), itertools.count(1)
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -95,6 +102,10 @@ class Pulse:
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
+
+    def begins(self, index: int, assignment: dict[int, int]) -> None:
+        """A round, and which rank has which clients: they are missed with it."""
+        self._round, self._assignment = index + 1, assignment
 
     def doing(self, what: str) -> None:
         """What the main thread is at and has to get on with; nothing, if that is empty."""
@@ -122,8 +133,8 @@ class Pulse:
     def cause(self) -> Failure | None:
         """After a connection broke: what was told, or who does not beat any more."""
         self._noticed = True
-        heard, others, end = Heard(), self._present(), time.monotonic() + PATIENCE + BEAT
-        while self.failure is None and time.monotonic() < end:
+        heard, others = Heard(), self._present()
+        while self.failure is None and heard.seconds < PATIENCE + BEAT:
             if (failure := self._told()) is not None:
                 return self._hears(failure)
             silent = heard.silent(self._beats_of(others), PATIENCE)
@@ -190,15 +201,16 @@ class Pulse:
                 return
             self._post("beat", f"{next(self._beats)} 0")  # others still ask who is missing
             if time.monotonic() > end and not self._noticed and (self._doing or self._waits_since):
-                self._end()
+                self.end()
 
-    def _end(self) -> None:
-        assert self.failure is not None
-        line = f"{self.failure.message}{f'; this rank was in {self._doing}' if self._doing else ''}"
+    def end(self) -> None:
+        """End the process, whose main thread is somewhere from where it does not come back."""
+        failure = self.failure or Failure("the ranks lost touch")
+        line = f"{failure.message}{f'; this rank was in {self._doing}' if self._doing else ''}"
         log.error("%s", line)
         if self.rank == 0:
             complain(line)
-        os._exit(self.failure.code)
+        os._exit(failure.code)
 
     def _post(self, what: str, text: str) -> None:
         """To whoever is still there; rank 0 may have left, and taken the board with it."""
@@ -240,10 +252,11 @@ class Pulse:
         return dict(zip(ranks, self.board.read_all([f"beat/{r}" for r in ranks]), strict=True))
 
     def _loss(self, ranks: list[int]) -> Failure:
-        if ranks == [0]:
-            return Failure(f"{self._server}, the server, was lost {HOW}", ranks=(0,))
-        names = " and ".join(map(self._name, ranks))
-        return Failure(f"{names} {'was' if len(ranks) == 1 else 'were'} lost {HOW}", ranks=tuple(ranks))
+        names = " and ".join(map(self._name, ranks)) if ranks != [0] else f"{self._server}, the server,"
+        clients = [client for client, rank in self._assignment.items() if rank in ranks]
+        when = f" in round {self._round}" if self._round else ""
+        own = f", whose clients were {', '.join(map(str, clients))}" if clients else ""
+        return Failure(f"{names} {'was' if len(ranks) == 1 else 'were'} lost {HOW}{when}{own}", ranks=tuple(ranks))
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} on {self.board.read(f'host/{rank}') or 'an unknown host'}"
