@@ -20,6 +20,8 @@ from launch.rank import run_main
 
 COURTESY = 8.0
 """Seconds that the other ranks of a failed run leave rank 0 to say why; its end ends them."""
+PAUSES = (1, 2, 4, 8)
+"""Seconds after which a controller is asked again that was too busy to answer."""
 
 
 class RunFailed(Exception):
@@ -102,7 +104,12 @@ def still_wanted(environment: JobEnvironment) -> bool:
     if environment.cluster != "slurm":
         return False
     query = ["squeue", "--noheader", f"--jobs={environment.raw_job_id}", "--format=%T"]
-    return subprocess.run(query, capture_output=True, text=True).stdout.strip() == "RUNNING"
+    for pause in (*PAUSES, 0):
+        asked = subprocess.run(query, capture_output=True, text=True)
+        if asked.returncode == 0:
+            break
+        time.sleep(pause)
+    return asked.stdout.strip() == "RUNNING"
 
 
 def stop_with(launcher: int, node: Node) -> None:

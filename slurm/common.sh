@@ -53,7 +53,12 @@ first_node() { scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1; }
 
 # A job that was cancelled, or that Slurm is requeueing itself, no longer counts as running.
 requeue() {
-    if [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
+    local pause state
+    for pause in 1 2 4 8 0; do  # a controller that is busy may not answer in time
+        state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) && break
+        sleep $pause
+    done
+    if [ "$state" = RUNNING ]; then
         echo "interrupted: the job goes back to the queue and will resume"
         scontrol requeue "$SLURM_JOB_ID"
     fi

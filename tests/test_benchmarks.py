@@ -1,6 +1,7 @@
 """The benchmarks run, and the model of a round's time is the arithmetic that it is said to be. Nothing is timed."""
 
 import math
+import re
 import sys
 
 import pytest
@@ -85,7 +86,9 @@ def test_widths_give_the_parameters_that_they_are_said_to() -> None:
 def test_a_row_is_well_formed_markdown() -> None:
     code, shown = run([sys.executable, "-m", "benchmarks.round", "--case", "protocol", "--repeats", "1"])
     assert code == 0, shown
-    table = [[cell.strip() for cell in row.strip("|").split("|")] for row in shown.splitlines()]
+    *rows, saves = shown.splitlines()
+    assert re.fullmatch(r"FedAvg, MLP 64-32-10: \d\.\d\d saves a round", saves)
+    table = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     assert table[0] == list(HEAD)
     assert {len(row) for row in table} == {len(HEAD)} and len(table) == 2 + 3
     for _, ours, theirs, ratio, limit, verdict in table[2:]:

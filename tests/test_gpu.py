@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fl_dist.algorithms import algorithms
 from fl_dist.algorithms.memory import needs
 from fl_dist.config import Topology, validate
+from fl_dist.diagnose import main as diagnose
 from fl_dist.diagnostics.base import diagnostics
 from fl_dist.engine.worker import Worker
 from fl_dist.execute import settings
@@ -226,6 +228,16 @@ class TestSameBits:
         assert_same(pair)
         assert all(results(pair.gpu)[-1]["diagnostics"][label] for label in DIAGNOSTICS)
 
+    def test_diagnostics_of_a_run_that_is_there(self, lab: Lab, tmp_path: Path) -> None:
+        pair, found = diagnosed(lab), []
+        for there, device in ((pair.cpu, contextlib.nullcontext), (pair.gpu, gpu.pretended)):
+            here = shutil.copytree(there, tmp_path / there.name)
+            with device():
+                assert diagnose([str(here), "sharpness", "clients", "spectrum.top=1"]) == 0
+            entries = map(json.loads, (here / "diagnostics.jsonl").read_text().splitlines())
+            found.append({entry["label"]: entry["values"] for entry in entries})
+        assert found[0] == found[1] and found[0].keys() == {"sharpness", "clients", "spectrum"}
+
     def test_nothing_that_is_built_in_is_left_out(self) -> None:
         assert set(ALGORITHMS) >= set(algorithms) and set(MODELS) == set(models)
         assert set(TASKS) == set(tasks) and set(DIAGNOSTICS) == set(diagnostics)
@@ -340,8 +352,9 @@ class TestPrecision:
         assert not (tmp_path / "run").exists()
         assert main(["--check", *words]) == 0, "where a job is submitted there may be no GPU"
 
-    def test_tf32_trains_on_a_gpu(self, lab: Lab, tmp_path: Path) -> None:
-        (tmp_path / "config.json").write_text(json.dumps(lab.config({"local": {"precision": "tf32"}})))
+    @pytest.mark.parametrize("precision", ["tf32", "bf16"])
+    def test_a_gpu_trains_with_less(self, lab: Lab, precision: str, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text(json.dumps(lab.config({"local": {"precision": precision}})))
         with gpu.pretended() as seen:
             assert main([str(tmp_path / "config.json"), f"run.dir={tmp_path / 'run'}"]) == 0
         assert seen.steps > 0

@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from launch import local, submit, sweep, sync
+from launch import local, submit, sweep, sync, task
 from launch.devices import placed, visible_gpus
 from tests.cluster.runs import ROOT, in_terminal, ranks, rows, run, sha, start, wait_for, write_config
 from tests.jobs import environment
@@ -249,6 +250,33 @@ def test_the_launcher_of_a_node_gets_the_cpus_of_the_job(tasks, cpus, config, tm
     first, second = done.stdout.splitlines()
     assert first == f"job 7 on n1, 4 ranks and 4 GPUs a node: {tmp_path}/run"
     assert second == f"{cpus} CPUs, --kill-on-bad-exit=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=4"
+
+
+@pytest.mark.parametrize(("last", "wanted"), [("echo RUNNING", True), ("echo COMPLETING", False), ("exit 1", False)])
+def test_a_busy_controller_is_asked_again_whether_a_job_is_still_wanted(last, wanted, config, tmp_path, monkeypatch):
+    asked = tmp_path / "asked"
+    write_program(tmp_path / "squeue", f'echo >> {asked}; [ "$(wc -l < {asked})" -gt 2 ] || exit 1; {last}')
+    write_program(tmp_path / "sleep", "")
+    write_program(tmp_path / "srun", "")
+    write_program(tmp_path / "scontrol", 'echo "$1"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(task.time, "sleep", lambda seconds: None)
+    assert task.still_wanted(SimpleNamespace(cluster="slurm", raw_job_id="7")) == wanted
+    assert len(asked.read_text()) == (3 if last.startswith("echo") else 1 + len(task.PAUSES))
+    asked.unlink()
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "FL_DIST_HOME": str(ROOT)}
+    script = ["bash", "-c", 'source "$FL_DIST_HOME/slurm/common.sh"; train "$@"', "job", f"{tmp_path}/run", config]
+    done = subprocess.run(script, env=environment(PYTHON=sys.executable, **job), capture_output=True, text=True)
+    assert done.returncode == 75
+    assert (
+        done.stdout.splitlines()[1:]
+        == ["interrupted: the job goes back to the queue and will resume", "requeue"] * wanted
+    )
+
+
+def write_program(path, text):
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
 
 
 @pytest.mark.thorough

@@ -71,7 +71,7 @@ def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"{what} did not happen within {seconds:g} s"
-        time.sleep(0.2)
+        time.sleep(0.5)
 
 
 def rows(run: Path) -> int:
