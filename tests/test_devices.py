@@ -41,6 +41,16 @@ def test_a_part_of_a_gpu_has_a_name_of_its_own(two_gpus: None, monkeypatch: pyte
     assert seat("n1", torch.device("cuda", 0)) == Seat("n1", "cuda", "MIG-1", "u0")
 
 
+def test_gpus_of_one_bus_number_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1")
+    seats = []
+    for domain in (0, 1):
+        slot = SimpleNamespace(uuid="u", pci_domain_id=domain, pci_bus_id=3, pci_device_id=0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, slot=slot: slot)
+        seats.append(seat("n1", torch.device("cuda", 0)))
+    assert seats[0].whole != seats[1].whole
+
+
 def test_parts_of_one_gpu_need_gloo() -> None:
     parts = [Seat("n1", "cuda", f"MIG-{k}", "u0") for k in (1, 2)]
     with pytest.raises(ValueError, match="ranks 0 and 1 have parts of one GPU of n1, which NCCL cannot connect"):

@@ -24,11 +24,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fl_dist.algorithms import algorithms
 from fl_dist.algorithms.memory import needs
 from fl_dist.config import Topology, validate
+from fl_dist.core import Vars
 from fl_dist.diagnose import main as diagnose
 from fl_dist.diagnostics.base import diagnostics
+from fl_dist.engine.state import ClientStates
 from fl_dist.engine.worker import Worker
 from fl_dist.execute import settings
-from fl_dist.machine.comm import Cluster
+from fl_dist.machine.comm import Alone, Cluster
 from fl_dist.machine.copies import Copies
 from fl_dist.machine.place import Place
 from fl_dist.main import main
@@ -284,6 +286,24 @@ def test_copies_arrive_as_the_tensors_were() -> None:
         assert copy.isnan().all() and copy.is_pinned()
         copies.arrive()
         assert copy.tolist() == [1, 1, 1] and other.tolist() == [0]
+
+
+def test_pinned_memory_counts_as_what_it_takes(tmp_path: Path) -> None:
+    """Room for one client of 1,000 bytes, which take 1,024, or for two in memory that is not pinned."""
+    template = {"h": ((250,), torch.float32)}
+    with gpu.pretended() as seen:
+        states = ClientStates(template, Alone(Topology()), lambda c: None, 2_000, tmp_path, Copies(seen.place))
+        for client in range(2):
+            states.store(client, Vars(h=torch.full((250,), float(client), device="cuda")))
+        assert states._mapped == {1}
+        before = len(seen.waits)
+        loaded = [states.load(client) for client in range(2)]
+        assert len(seen.waits) == before, "also from a mapped file"
+        assert [kept.h[0].item() for kept in loaded if kept is not None] == [0.0, 1.0]
+    states = ClientStates(template, Alone(Topology(device="cpu")), lambda c: None, 2_000, tmp_path)
+    for client in range(2):
+        states.store(client, Vars(h=torch.ones(250)))
+    assert states._mapped == set()
 
 
 def test_memory_is_what_the_table_says(tmp_path: Path) -> None:

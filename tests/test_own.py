@@ -196,8 +196,11 @@ def test_settings_of_all_kinds_of_types(name: str, tmp_path: Path) -> None:
     assert fl_dist.load("given").config.model["sizes"] == [2, "z"]
 
 
-def test_one_process_may_run_several_versions_and_namesakes(name: str, tmp_path: Path) -> None:
-    """A notebook: files are edited between runs, and two folders have a module of one name."""
+def test_one_process_may_run_several_versions_and_namesakes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook: files are edited between runs, within one second, and two folders have a module of one name."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     text = (
         "from torch import nn\ndef net(shape, outputs):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, {0}), nn.Linear({0}, outputs))\n"

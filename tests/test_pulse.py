@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -238,3 +239,18 @@ def test_silence_is_counted_from_the_last_change() -> None:
     time.sleep(0.06)
     assert heard.silent({1: "2", 2: "1"}, 0.05) == [2]
     assert heard.silent({1: "2", 2: pulse.GONE}, 0.0) == [1]
+
+
+def test_who_was_stopped_listens_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(pulse, "time", mock.Mock(monotonic=lambda: now[0]))
+    heard = Heard()
+    assert heard.silent({1: "1"}, 4.0) == [] and heard.seconds == 0.0
+    now[0] += 2.0
+    assert heard.silent({1: "1"}, 4.0) == [] and heard.seconds == 2.0
+    now[0] += 5.0
+    assert heard.silent({1: "1"}, 4.0) == [] and heard.seconds == 0.0
+    for _ in range(2):
+        now[0] += 2.0
+        silent = heard.silent({1: "1"}, 4.0)
+    assert silent == [1] and heard.seconds == 4.0

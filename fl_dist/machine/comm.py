@@ -331,7 +331,7 @@ class Cluster:
         with contextlib.suppress(Exception):
             self._links.cut()
             if self._polls:
-                # Destroying waits for kernels that may never end, and who knows what an abort may wait for.
+                # Destroying waits for kernels that may never end; aborting should not, but may hang all the same.
                 with cut_after(GRACE, self._pulse.end):
                     dist.distributed_c10d._abort_process_group()
             else:
