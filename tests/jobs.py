@@ -98,9 +98,11 @@ class Rank:
     @property
     def stopped(self) -> bool:
         """As by SIGSTOP; or not there any more."""
-        if self.poll() is not None:
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
             return True
-        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return state in ("T", "Z")
 
     def wait(self, timeout: float | None = None) -> int | None:
         self._process.join(timeout)

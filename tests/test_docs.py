@@ -152,7 +152,6 @@ def test_the_readme_runs_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.thorough
-@pytest.mark.thorough
 class TestANewAlgorithm:
     """The guide, followed to the letter in a copy of the repository."""
 

@@ -16,11 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fl_dist.config import Topology, load
 from fl_dist.engine import client, evaluate, tape, worker
 from fl_dist.engine.clock import Clock
-from fl_dist.engine.evaluate import Choice, Sums
+from fl_dist.engine.evaluate import Choice, Evaluator, Sums
 from fl_dist.engine.outcome import later
 from fl_dist.engine.tape import Tape
+from fl_dist.engine.world import World
 from fl_dist.machine.comm import Alone
 from fl_dist.main import main
 from fl_dist.tasks.classification import Classification
@@ -215,6 +217,17 @@ def test_a_device_that_hangs_at_the_last_look_is_at_an_evaluation(tmp_path: Path
     ):
         assert main([*QUIET, "rounds=2", "clients={total: 4, per_round: 1}", f"run.dir={tmp_path}"]) == 0
     assert seen == ["the evaluation of round 1", "the evaluation of round 2"] and said[-1] == ""
+
+
+def test_so_it_is_when_all_ranks_evaluate() -> None:
+    said, seen = [""], list[str]()
+    comm = Alone(Topology(device="cpu"))
+    world = World(load(None, [*QUIET]), comm.device)
+    waits = mock.patch.object(evaluate, "settle", return_value=lambda: seen.append(said[-1]))
+    with mock.patch.object(comm, "doing", said.append), waits:
+        found = Evaluator(world, comm).together(world.initial.clone(), world.initial_buffers, 7)
+    assert found.keys() >= {"test_loss", "test_accuracy"}
+    assert (seen, said) == (["the evaluation of round 7"], ["", "the evaluation of round 7", ""])
 
 
 def test_sums_of_several_ranks_are_those_of_one() -> None:

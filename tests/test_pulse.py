@@ -98,7 +98,7 @@ class TestRealRanks:
             output = processes[0].communicate(timeout=40)[0]
             for process in processes:
                 process.communicate(timeout=40)
-            assert time.monotonic() - began < 15
+            assert time.monotonic() - began < 30
             assert all(process.returncode == 1 for process in processes)
         rank = point[-1]
         assert re.search(rf"error: rank {rank} on \S+ is stuck: no progress for 3 s .*{where}", output), output

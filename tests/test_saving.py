@@ -66,9 +66,11 @@ class Store(Alone):
 class Hand:
     """One rank's saver and rank 0's chief, driven by hand; clients are small vectors."""
 
-    def __init__(self, root: Path, keep: int = 2, clients: bool = True) -> None:
+    def __init__(
+        self, root: Path, keep: int = 2, clients: bool = True, warn: Callable[[str], Any] = pytest.fail
+    ) -> None:
         self.root, self.saver = root, Saver(root, Store(), "run", clients=clients)
-        self.chief = self.saver.chief = Chief(root, "run", keep, newest(root, "run", pytest.fail), lambda: None)
+        self.chief = self.saver.chief = Chief(root, "run", keep, newest(root, "run", warn), lambda: None)
         self.now: dict[int, float] = {}
 
     def save(self, round_: int, clients: dict[int, float]) -> bool:
@@ -160,15 +162,18 @@ class TestDurable:
     def test_what_a_power_cut_emptied_goes_at_the_next_start(
         self, marked: bool, tmp_path: Path, clock: list[float]
     ) -> None:
-        hand = Hand(tmp_path, keep=3, clients=False)
-        for round_ in (1, 2, 3):
-            self.save(hand, round_, last=round_ != 2)
-        (tmp_path / folder_name(2) / checkpoint.MANIFEST).write_bytes(b"")
-        if marked:  # what was removed last is there again
-            (tmp_path / folder_name(2) / checkpoint.UNFINISHED).write_text("run")
+        hand = Hand(tmp_path, keep=4, clients=False)
+        for round_ in (1, 2, 3, 4):
+            self.save(hand, round_, last=round_ in (1, 3))
+        for round_ in (2, 4):
+            (tmp_path / folder_name(round_) / checkpoint.MANIFEST).write_bytes(b"")
+            if marked:  # what was removed last is there again
+                (tmp_path / folder_name(round_) / checkpoint.UNFINISHED).write_text("run")
         (tmp_path / "round-000007").mkdir()
-        again = Hand(tmp_path, keep=3, clients=False)
-        assert again.chief.round == 3 and rounds_in(tmp_path) == [1, 3]
+        warnings = list[str]()
+        again = Hand(tmp_path, keep=4, clients=False, warn=warnings.append)
+        assert again.chief.round == 3 and sorted(p.name for p in tmp_path.iterdir()) == list(map(folder_name, (1, 3)))
+        assert len(warnings) == 1 and "trying the checkpoint before it" in warnings[0]
 
     def test_with_clients_variables_all_are(self, tmp_path: Path, synced: list[str], clock: list[float]) -> None:
         hand = Hand(tmp_path)

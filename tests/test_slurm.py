@@ -101,8 +101,9 @@ class Job:
 
 def squeue(*options: str) -> str:
     """A controller that is busy may not answer in time."""
-    while (asked := subprocess.run(["squeue", "--noheader", *options], capture_output=True, text=True)).returncode:
-        if "Invalid job id" in asked.stderr:
+    for _ in range(10):
+        asked = subprocess.run(["squeue", "--noheader", *options], capture_output=True, text=True)
+        if asked.returncode == 0 or "Invalid job id" in asked.stderr:
             break
         time.sleep(1)
     return asked.stdout.strip()

@@ -1,8 +1,10 @@
 """What a user names as `module:name`: where it is looked for, how it is imported, what its source was."""
 
+import contextlib
 import hashlib
 import importlib
 import importlib.machinery
+import importlib.util
 import os
 import sys
 import sysconfig
@@ -66,8 +68,6 @@ def imported(name: str) -> Callable[..., Any]:
 
 
 def _module(name: str) -> types.ModuleType:
-    # Bytecode in the user's folders would pass for that of a file that was edited within the same second.
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as e:
@@ -78,8 +78,6 @@ def _module(name: str) -> types.ModuleType:
                 "or among the installed packages; go where it is, or put its folder on PYTHONPATH"
             ) from None
         raise BadImport(f"importing {name} failed: {told(e)}") from e
-    finally:
-        sys.dont_write_bytecode = before
 
 
 class _Known(NamedTuple):
@@ -99,8 +97,16 @@ def _forget_outdated() -> None:
     if not outdated:
         return
     for name in [name for name, known in _known.items() if name in outdated or not known.by_others]:
-        sys.modules.pop(name, None)
+        module = sys.modules.pop(name, None)
+        if module is not None and (file := _file(module)) is not None:
+            _forget_bytecode(file)
         del _known[name]
+
+
+def _forget_bytecode(file: Path) -> None:
+    """Python takes it for that of a file of the same length that was edited within the same second."""
+    with contextlib.suppress(OSError, NotImplementedError):
+        os.unlink(importlib.util.cache_from_source(str(file)))
 
 
 def _is_current(name: str, known: _Known) -> bool:

@@ -15,6 +15,7 @@ from fl_dist.engine.rows import Rows
 from fl_dist.engine.world import World
 from fl_dist.machine import faults
 from fl_dist.machine.comm import Comm
+from fl_dist.machine.devices import settle
 from fl_dist.models.blocks import in_blocks
 from fl_dist.tasks import Task
 
@@ -42,6 +43,7 @@ class Evaluator:
         """The same by all ranks, each for its share of the same batches; rank 0 has the numbers."""
         with self._at(done):
             sums = self._sums(x, buffers, self.comm.rank, self.comm.size)
+            settle(self.comm.device)()  # not later, when all wait for all
         names = self._agreed(sums.names)
         words = sums.table(names)
         self.comm.reduce(words)
@@ -55,8 +57,10 @@ class Evaluator:
     @contextlib.contextmanager
     def _at(self, done: int) -> Iterator[None]:
         self.comm.doing(f"the evaluation of round {done}")
-        yield
-        self.comm.doing("")
+        try:
+            yield
+        finally:
+            self.comm.doing("")
 
     def _sums(self, x: Tensor, buffers: Tensor, first: int, step: int) -> "Sums":
         world, model = self.world, self.world.twin

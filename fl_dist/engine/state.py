@@ -29,8 +29,8 @@ class ClientStates:
         copies: Copies = HOST,
     ) -> None:
         self.template, self.comm, self._saved, self._copies = template, comm, saved, copies
-        sizes = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in template.values()]
-        self._clients_in_memory = room // max(1, sum(map(copies.room, sizes)))
+        self._sizes = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in template.values()]
+        self._clients_in_memory = room // max(1, sum(map(copies.room, self._sizes)))
         self._spill = spill
         self._held: dict[int, dict[str, Tensor]] = {}
         self._mapped: set[int] = set()
@@ -115,8 +115,7 @@ class ClientStates:
 
     def _empty(self) -> Tensor:
         """Room for a client's variables and a last byte: whether it has any (none if its first round failed)."""
-        size = sum(torch.Size(s).numel() * d.itemsize for s, d in self.template.values())
-        return torch.zeros(size + 1, dtype=torch.uint8)
+        return torch.zeros(sum(self._sizes) + 1, dtype=torch.uint8)
 
     def _pack(self, held: dict[str, Tensor] | None) -> Tensor:
         if held is None:
@@ -126,8 +125,7 @@ class ClientStates:
 
     def _unpack(self, buffer: Tensor) -> dict[str, Tensor]:
         held, start = {}, 0
-        for name, (shape, dtype) in self.template.items():
-            size = torch.Size(shape).numel() * dtype.itemsize
+        for (name, (shape, dtype)), size in zip(self.template.items(), self._sizes, strict=True):
             held[name] = buffer[start : start + size].clone().view(dtype).view(shape)
             start += size
         return held

@@ -61,7 +61,8 @@ class Session:
             self.coordinator.order(index, cohort, self.worker.states.home, self.down)
             self.comm.broadcast(self.down.buffer)
         orders, assignment = self.down.read_orders(cohort)
-        self.comm.begins(index, assignment)
+        if not orders.stop:
+            self.comm.begins(index, assignment)
         with self.clock("checkpoint"):
             self._save(index, orders)
         if orders.evaluate:

@@ -1,4 +1,4 @@
-"""Copies from the device to host memory that nobody waits for until somebody needs them."""
+"""Copies from the device to host memory, and back, that nobody waits for until somebody needs them."""
 
 from collections.abc import Mapping
 

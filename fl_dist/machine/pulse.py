@@ -78,7 +78,7 @@ class Pulse:
         self._noticed = self._leaving = self._connecting = False
         self._until: float | None = None
         self._server = "rank 0"
-        self._round, self._assignment = 0, dict[int, int]()
+        self._round: tuple[int, dict[int, int]] = 0, {}
         self._stopped, self._beats = threading.Event(), itertools.count(1)
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -105,7 +105,7 @@ class Pulse:
 
     def begins(self, index: int, assignment: dict[int, int]) -> None:
         """A round, and which rank has which clients: they are missed with it."""
-        self._round, self._assignment = index + 1, assignment
+        self._round = index + 1, assignment
 
     def doing(self, what: str) -> None:
         """What the main thread is at and has to get on with; nothing, if that is empty."""
@@ -133,8 +133,9 @@ class Pulse:
     def cause(self) -> Failure | None:
         """After a connection broke: what was told, or who does not beat any more."""
         self._noticed = True
-        heard, others = Heard(), self._present()
-        while self.failure is None and heard.seconds < PATIENCE + BEAT:
+        heard, others, end = Heard(), self._present(), time.monotonic() + 4 * PATIENCE
+        # However often it was stopped meanwhile.
+        while self.failure is None and heard.seconds < PATIENCE + BEAT and time.monotonic() < end:
             if (failure := self._told()) is not None:
                 return self._hears(failure)
             silent = heard.silent(self._beats_of(others), PATIENCE)
@@ -253,8 +254,9 @@ class Pulse:
 
     def _loss(self, ranks: list[int]) -> Failure:
         names = " and ".join(map(self._name, ranks)) if ranks != [0] else f"{self._server}, the server,"
-        clients = [client for client, rank in self._assignment.items() if rank in ranks]
-        when = f" in round {self._round}" if self._round else ""
+        number, assignment = self._round
+        clients = [client for client, rank in assignment.items() if rank in ranks]
+        when = f" in round {number}" if number else ""
         own = f", whose clients were {', '.join(map(str, clients))}" if clients else ""
         return Failure(f"{names} {'was' if len(ranks) == 1 else 'were'} lost {HOW}{when}{own}", ranks=tuple(ranks))
 

@@ -182,8 +182,8 @@ class Chief:
         """Why no save can be whole any more."""
         self._fate: tuple[int, bool] | None = None
         if os.path.isdir(root):
-            checkpoint.set_aside(root, self.round)
             checkpoint.remove_unfinished(root, run)
+            checkpoint.set_aside(root, self.round)
         self._known = checkpoint.manifests(root, run)
         kept = [m for r, m in self._known.items() if (root / folder_name(r) / checkpoint.SERVER).is_file()]
         self._kept: list[Manifest] = kept[-keep:]
