@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 FIRST = (
-    *("slurm", "ends", "yours", "launch", "docs", "nonsense", "algorithms", "chaos", "own"),
-    *("checkpoint", "same_bits", "saving", "tasks", "runs"),
+    *("slurm", "ends", "launch", "gpu", "pulse", "docs", "algorithms", "chaos", "checkpoint", "monitor", "nonsense"),
+    *("yours", "evaluate", "same_bits", "diagnostics", "report", "own", "papers", "newcomer", "saving", "runs"),
 )
 
 
