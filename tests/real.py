@@ -1,17 +1,15 @@
-"""Published files that a machine may have: where FL_DIST_DATA says, or in shared/data beside the project."""
+"""Published files that a machine may have, in the folder that FL_DIST_DATA names."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from tests.jobs import ROOT
-
-FOLDER = Path(os.environ.get("FL_DIST_DATA") or ROOT.parent / "shared" / "data")
-
 
 def real(name: str) -> Path:
-    """A file or folder there; without it, the test is skipped."""
-    if not (found := FOLDER / name).exists():
-        pytest.skip(f"{name} is not in {FOLDER}; FL_DIST_DATA says where published files are")
+    """A file or folder there; who says where they are wants them tested."""
+    if not (folder := os.environ.get("FL_DIST_DATA")):
+        pytest.skip("FL_DIST_DATA does not say where published files are")
+    if not (found := Path(folder, name)).exists():
+        pytest.fail(f"{name} is not in FL_DIST_DATA, {folder}")
     return found

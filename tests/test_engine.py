@@ -7,6 +7,7 @@ import weakref
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -388,6 +389,14 @@ def test_states_beyond_the_memory_given_lie_in_files_and_change_nothing(tmp_path
     for name, memory in (("memory", 1.0), ("files", 0.0)):
         assert main([*small, f"topology.state_memory={memory}", f"run.dir={tmp_path / name}"]) == 0
     assert model_hash(tmp_path / "memory") == model_hash(tmp_path / "files")
+
+
+def test_rounds_begin_for_those_who_are_told_of_lost_ranks_and_orders_to_stop_are_none(tmp_path: Path) -> None:
+    begun: list[tuple[int, int]] = []
+    told = mock.patch.object(Alone, "begins", lambda self, index, assignment: begun.append((index, len(assignment))))
+    with told:
+        assert main([*QUIET, "rounds=2", "clients={total: 4, per_round: 2}", f"run.dir={tmp_path}"]) == 0
+    assert begun == [(0, 2), (1, 2)]
 
 
 def test_steps_end_a_clients_round_early(tmp_path: Path) -> None:

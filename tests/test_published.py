@@ -279,11 +279,12 @@ def test_the_real_data_is_what_it_should_be(name: str, folder: str) -> None:
     assert pixels.std((0, 2, 3)).tolist() == pytest.approx(data.std, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("train", "counts"), [("train.csv", [30_000] * 4), ("train_subset.csv", [3163, 1257, 1280, 3114])]
-)
-def test_the_real_articles_are_counted(train: str, counts: list[int]) -> None:
-    data = datasets.build("ag_news", {"root": str(real(f"ag_news_csv/{train}").parent), "train": train, "length": 50})
+def test_the_real_articles_are_counted() -> None:
+    """All of them, or a part that goes round."""
+    folder = real("ag_news_csv")
+    whole = (folder / "train.csv").exists()
+    train, counts = ("train.csv", [30_000] * 4) if whole else ("train_subset.csv", [3163, 1257, 1280, 3114])
+    data = datasets.build("ag_news", {"root": str(folder), "train": train, "length": 50})
     assert data.classes == 4 and data.y_train.bincount().tolist() == counts
     assert data.y_test.bincount().tolist() == [1900] * 4
     assert data.x_train.shape == (sum(counts), 50) and int(data.x_train.max()) < (data.vocabulary or 0)

@@ -241,6 +241,27 @@ def test_silence_is_counted_from_the_last_change() -> None:
     assert heard.silent({1: "2", 2: pulse.GONE}, 0.0) == [1]
 
 
+def test_a_slow_board_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer takes as long as if this process had been stopped meanwhile, and all ranks beat."""
+    now = [0.0]
+
+    def takes(seconds: float) -> None:
+        now[0] += seconds
+        assert now[0] < 100
+
+    class Slow(Board):
+        def read(self, key: str) -> str | None:
+            takes(1.5)
+            return "1 0.0" if key.startswith("beat/") else None
+
+        def read_all(self, keys: list[str]) -> list[str]:
+            takes(1.5)
+            return [f"{now[0]} 0.0" for _ in keys]
+
+    monkeypatch.setattr(pulse, "time", mock.Mock(monotonic=lambda: now[0], sleep=takes))
+    assert Pulse(Slow(dist.HashStore(), 0), 0, 3, 1e6, lambda: None).cause() is None
+
+
 def test_who_was_stopped_listens_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(pulse, "time", mock.Mock(monotonic=lambda: now[0]))
