@@ -1,40 +1,56 @@
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --constraint constraints.txt
+# Tests at a time: much of a test's life is waiting for ranks.
+WORKERS ?= 4
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
 
-.PHONY: install run test lint format bench chaos clean
+.PHONY: install install-dev run test test-all lint format bench chaos clean
 
+# What a run needs.
 install: .venv/.installed
 
 .venv/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fl_dist needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --editable .
+	@touch $@
+
+# And what tests, linters and benchmarks need.
+install-dev: .venv/.installed-dev
+
+.venv/.installed-dev: .venv/.installed
+	$(PIP) --editable '.[dev]'
 	@touch $@
 
 # The quick start: one server and two workers on the embedded digits.
 run: install
 	$(BIN)/python -m launch.local --ranks 3 run.dir=runs/quickstart-$$(date +%Y%m%d-%H%M%S) $(ARGS)
 
-# Two at a time: most of a test's life is waiting for ranks.
-test: install
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+# Unit tests, and the process tests of every promise: minutes.
+test: install-dev
+	$(PYTEST) -m 'not exhaustive' tests/unit tests/process $(ARGS)
 
-lint: install
+# Everything, also on a Slurm cluster and in a browser where there are any.
+test-all: install-dev
+	$(PYTEST) tests $(ARGS)
+
+lint: install-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: install
+format: install-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 # Disturb jobs at random N times and compare with undisturbed runs.
 N ?= 100
-chaos: install
-	$(BIN)/python -m tests.chaos $(N) $(ARGS)
+chaos: install-dev
+	$(BIN)/python -m tests.support.chaos $(N) $(ARGS)
 
-bench: install
+bench: install-dev
 	$(BIN)/python -m benchmarks.round $(ARGS)
 
 clean:

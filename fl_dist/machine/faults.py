@@ -5,8 +5,10 @@ FL_DIST_FAULT=sync:1@1=sleep:7       rank 1 sleeps 7 s at its first sync to disk
 FL_DIST_FAULT=local:3@1=stop         rank 1 is stopped at its third client, as by a debugger
 FL_DIST_FAULT=sync:2=fail,local:9    rank 0's second sync fails, and at its ninth client it kills itself
 FL_DIST_FAULT=step:*@1=sleep:0.1     rank 1 sleeps before each local step
+FL_DIST_FAULT=broadcast:6=hold:FILE  rank 0 waits at its sixth broadcast for as long as the file exists
 """
 
+import contextlib
 import errno
 import os
 import signal
@@ -47,15 +49,25 @@ def _fault(spec: str) -> Callable[[str], None]:
 
 
 def _act(action: str) -> None:
-    kind, _, seconds = action.partition(":")
+    kind, _, argument = action.partition(":")
     if kind == "sleep":
-        time.sleep(float(seconds))
+        time.sleep(float(argument))
+    elif kind == "hold":
+        _hold(argument)
     elif kind == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif kind == "fail":
         raise OSError(errno.EIO, "a fault was asked for")
     else:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _hold(file: str) -> None:
+    """Say in the file that the point was reached, and wait until somebody deletes it."""
+    with contextlib.suppress(FileNotFoundError), open(file, "r+") as said:
+        said.write("held\n")
+    while os.path.exists(file):
+        time.sleep(0.01)
 
 
 _spec = os.environ.get("FL_DIST_FAULT", "")

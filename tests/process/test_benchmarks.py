@@ -1,0 +1,22 @@
+"""The benchmarks run. Nothing is timed."""
+
+import re
+import sys
+
+import pytest
+
+from benchmarks.round import HEAD
+from tests.support.processes import run
+
+
+def test_a_row_is_well_formed_markdown() -> None:
+    code, shown = run([sys.executable, "-m", "benchmarks.round", "--case", "protocol", "--repeats", "1"])
+    assert code == 0, shown
+    *rows, saves = shown.splitlines()
+    assert re.fullmatch(r"FedAvg, MLP 64-32-10: \d\.\d\d saves a round", saves)
+    table = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert table[0] == list(HEAD)
+    assert {len(row) for row in table} == {len(HEAD)} and len(table) == 2 + 3
+    for _, ours, theirs, ratio, limit, verdict in table[2:]:
+        assert float(ratio) == pytest.approx(float(ours) / float(theirs), rel=0.05)
+        assert verdict == ("holds" if float(ratio) <= float(limit.removeprefix("≤ ")) else "OVER")

@@ -1,0 +1,123 @@
+"""Diagnostics are equal on any layout and after an interruption, and leave no trace in the training."""
+
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+import fl_dist
+from fl_dist.diagnose import main as diagnose
+from fl_dist.diagnostics.base import diagnostics
+from tests.support.processes import ROOT, environment, run, run_ranks, torchrun
+from tests.support.run_folder import metrics, model_hash, results
+
+PLAIN = """\
+rounds: 4
+seed: 3
+partition: {name: dirichlet, alpha: 0.5}
+clients: {total: 10, per_round: 4, on_failure: drop}
+model: {name: mlp, hidden: [16]}
+algorithm: fedlesam_d
+local: {epochs: 1, batch_size: 20, lr: 0.1, momentum: 0}
+monitor: {wandb: {mode: disabled}}
+"""
+MEASURED = """\
+diagnostics:
+  sharpness: {every: 2, steps: 2}
+  lpf: {every: 4, samples: 2}
+  spectrum: {every: 4, top: 2, rows: 300}
+  trace: {every: 4, samples: 2, rows: 300}
+  flatness_distance: {every: 2}
+  flatness_discrepancy: {every: 2}
+  perturbation_drift: {every: 2}
+  directions: {every: 1}
+  clients: {every: 2}
+  surface: {every: 4, points: 3, on: test}
+  along: {every: 4, points: 3, directions: 1}
+  plane: {every: 2, points: 3}
+"""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of one process, with and without diagnostics, beside their configurations."""
+    folder = tmp_path_factory.mktemp("diagnostics")
+    for name, text in (("plain", PLAIN), ("measured", PLAIN + MEASURED)):
+        (folder / f"{name}.yaml").write_text(text)
+        fl_dist.run(folder / f"{name}.yaml", quiet=True, run={"dir": str(folder / name)})
+    return folder
+
+
+class TestRun:
+    @pytest.mark.parametrize(("ranks", "server"), [(2, "dedicated"), (2, "shared"), (4, "dedicated")])
+    def test_the_same_numbers_on_any_layout(self, ranks: int, server: str, alone: Path, tmp_path: Path) -> None:
+        settings = [str(alone / "measured.yaml"), f"run.dir={tmp_path}", f"topology.server={server}"]
+        codes, said = run_ranks(ranks, settings)
+        assert set(codes) == {0}, said
+        busy = {rank for row in metrics(tmp_path) for rank, did in row["workers"].items() if "busy" in did}
+        assert len(busy) == ranks - (server == "dedicated")
+        assert results(tmp_path) == results(alone / "measured")
+        assert model_hash(tmp_path) == model_hash(alone / "plain")
+
+    def test_all_are_there_and_training_does_not_notice(self, alone: Path) -> None:
+        rows = metrics(alone / "measured")
+        assert sorted(rows[3]["diagnostics"]) == sorted(diagnostics)
+        assert list(rows[0]["diagnostics"]) == ["directions"]
+        assert rows[1]["seconds"]["diagnostics"] > 0
+        assert {"norm_h", "cosine_step_h", "cosine_update_before"} <= rows[1]["diagnostics"]["directions"].keys()
+        paths = rows[3]["diagnostics"]["plane"]["paths"]
+        assert paths["FedGMT"] != paths["FedGMT without ADMM"]
+        plain = [{k: v for k, v in row.items() if k != "diagnostics"} for row in results(alone / "measured")]
+        assert plain == results(alone / "plain")
+        assert model_hash(alone / "measured") == model_hash(alone / "plain")
+
+    @pytest.mark.parametrize("point", ["diagnose:9@1", "broadcast:4@0"])
+    def test_the_same_numbers_after_an_interruption(self, point: str, alone: Path, tmp_path: Path) -> None:
+        settings = [str(alone / "measured.yaml"), f"run.dir={tmp_path}"]
+        codes, _ = run_ranks(3, settings, FL_DIST_FAULT=point)
+        assert 0 not in codes
+        codes, said = run_ranks(2, settings)
+        assert set(codes) == {0}, said
+        assert results(tmp_path) == results(alone / "measured")
+
+
+class TestCommand:
+    def test_the_same_numbers_on_ranks_and_an_unchanged_run(self, alone: Path, tmp_path: Path) -> None:
+        folder = shutil.copytree(alone / "measured", tmp_path / "run")
+        before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+        assert diagnose([str(folder)]) == 0
+        code, said = run([*torchrun(3), "-m", "fl_dist.diagnose", str(folder)])
+        assert code == 0, said
+        entries = [json.loads(line) for line in (folder / "diagnostics.jsonl").read_text().splitlines()]
+        one, three = entries[: len(entries) // 2], entries[len(entries) // 2 :]
+        assert [e["values"] for e in one] == [e["values"] for e in three]
+        assert {e["round"] for e in one if e["label"] in ("sharpness", "clients")} == {4}
+        assert {e["round"] for e in one if e["label"] in ("flatness_distance", "directions")} == {5}
+        assert all(p.read_bytes() == data for p, data in before.items())
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_ends_it_at_once(self, number: signal.Signals, alone: Path, tmp_path: Path) -> None:
+        folder = shutil.copytree(alone / "plain", tmp_path / "run")
+        program = (
+            "import os, sys; from fl_dist.machine import faults; from fl_dist.diagnose import main; "
+            f"faults.point = lambda name: os.kill(os.getpid(), {int(number)}); sys.exit(main(sys.argv[1:]))"
+        )
+        code, said = run([sys.executable, "-c", program, str(folder), "lpf.samples=1000000"])
+        assert code == 128 + number
+        assert said == f"error: {number.name} received: nothing was measured of {folder}\n"
+        assert not (folder / "diagnostics.jsonl").exists()
+
+
+def test_a_spectrum_has_the_same_bits_whatever_the_threads_of_the_machine() -> None:
+    several = environment()
+    del several["OMP_NUM_THREADS"]
+    program = "from tests.support.quadratics import large_spectrum; print(large_spectrum())"
+    (one, said), (more, other) = (
+        run([sys.executable, "-c", program], env=env, cwd=ROOT)
+        for env in (environment(OPENBLAS_NUM_THREADS="1"), several | {"OPENBLAS_NUM_THREADS": "2"})
+    )
+    assert (one, more) == (0, 0), said + other
+    assert said == other

@@ -1,0 +1,137 @@
+"""Promise: who evaluates the global model is a matter of speed, and of nothing else."""
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from fl_dist.tasks.classification import Classification
+from tests.support.processes import QUIET, run_ranks, started_ranks
+from tests.support.run_folder import metrics, model_hash, results
+from tests.support.user_guide import write_files
+
+WHERE = ("server", "workers", "auto")
+SMALL = (*QUIET, "rounds=3", "clients={total: 6, per_round: 4}", "local={epochs: 1, batch_size: 10, lr: 0.05}")
+SETTINGS: dict[str, Sequence[str]] = {
+    "classes": ("model={name: cnn, norm: batch}", "local.steps=2", "evaluate={batch_size: 70, every: 2}"),
+    "numbers": (
+        "task=regression",
+        "data=my_data:waves",
+        "partition=iid",
+        "model=my_models:net",
+        "evaluate.batch_size=7",
+    ),
+    "tokens": ("task=next_token", "data=my_text:letters", "partition=iid", "model=my_text:Letters", "algorithm=fedacg"),
+    "five rows": ("data={name: npz, path: five.npz}", "model=mlp", "evaluate.batch_size=2", "algorithm=fedgmt"),
+    "one row": ("data={name: npz, path: one.npz}", "model=mlp", "algorithm=fednsam"),
+    "by class": ("model=mlp", "task=tests.process.test_evaluate:ByClass", "local.steps=1", "evaluate.batch_size=4"),
+    "by guess": ("model=mlp", "task=tests.process.test_evaluate:ByGuess", "local.steps=1", "evaluate.batch_size=4"),
+}
+"""BatchNorm, every task, models that clients do not start from, ranks without a batch, names that depend on it."""
+
+
+class ByClass(Classification):
+    """Names what it measures by what it meets."""
+
+    def measure(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        values = super().measure(outputs, y)
+        return values | {f"of_{c}": values["accuracy"][y == c] for c in y.unique().tolist()}
+
+
+class ByGuess(Classification):
+    def measure(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        values, guess = super().measure(outputs, y), outputs.argmax(-1)
+        return values | {f"guess_{c}": values["loss"][guess == c] for c in guess.unique().tolist()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With runs of one process."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    write_files(folder)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)), rng.integers(0, 3, 60)
+    for name, rows in (("five", 5), ("one", 1)):
+        np.savez(folder / f"{name}.npz", x_train=x, y_train=y, x_test=x[:rows], y_test=y[:rows])
+    codes, outputs = run_ranks(1, *(arguments(folder, folder / "alone" / name, name) for name in SETTINGS))
+    assert not any(codes), outputs
+    return folder
+
+
+def arguments(folder: Path, run: Path, name: str, *more: str) -> list[str]:
+    file = folder / "config.yaml"
+    file.write_text("seed: 0\n")
+    settings = [setting.replace("path: ", f"path: {folder}/") for setting in SETTINGS[name]]
+    return [str(file), *SMALL, *settings, f"run.dir={run}", "topology.server=shared", *more]
+
+
+@pytest.mark.parametrize(("ranks", "server"), [(2, "dedicated"), (2, "shared"), (3, "dedicated"), (3, "shared")])
+def test_the_numbers_are_those_of_one_process(folder: Path, tmp_path: Path, ranks: int, server: str) -> None:
+    runs = [(where, name) for where in WHERE for name in SETTINGS]
+    commands = [
+        arguments(folder, tmp_path / where / name, name, f"topology.server={server}", f"evaluate.where={where}")
+        for where, name in runs
+    ]
+    codes, outputs = run_ranks(ranks, *commands, timeout=300)
+    assert not any(codes), outputs
+    for where, name in runs:
+        assert results(tmp_path / where / name) == results(folder / "alone" / name), (where, name)
+        assert model_hash(tmp_path / where / name) == model_hash(folder / "alone" / name), (where, name)
+        assert set(evaluators(tmp_path / where / name)) <= {0, 1, ranks}
+    assert evaluators(tmp_path / "server" / "classes") == [0, 1, 1]
+    assert evaluators(tmp_path / "workers" / "classes") == [0, ranks, ranks]
+
+
+def evaluators(run: Path) -> list[int]:
+    """How many ranks evaluated each round."""
+    return [sum("evaluate" in did for did in row["workers"].values()) for row in metrics(run)]
+
+
+def test_a_shared_server_soon_lets_all_ranks_evaluate(folder: Path, tmp_path: Path) -> None:
+    """One row a batch takes much longer than one step of local training."""
+    more = ("evaluate.batch_size=1", "evaluate.every=1", "rounds=6")
+    codes, outputs = run_ranks(2, arguments(folder, tmp_path, "classes", *more))
+    assert not any(codes), outputs
+    assert evaluators(tmp_path)[:2] == [1, 1]
+    assert 2 in evaluators(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("point", "ranks", "where"),
+    [("evaluate:1@0", 2, "workers"), ("evaluate:3@1", 1, "auto"), ("evaluate:8@2", 3, "server")],
+)
+def test_a_kill_in_the_middle_of_an_evaluation_changes_nothing(
+    folder: Path, tmp_path: Path, point: str, ranks: int, where: str
+) -> None:
+    cut = arguments(folder, tmp_path, "numbers", "evaluate.where=workers", "topology.server=dedicated")
+    codes, outputs = run_ranks(3, cut, FL_DIST_FAULT=point)
+    assert -signal.SIGKILL in codes and 0 not in codes, outputs
+    codes, outputs = run_ranks(ranks, arguments(folder, tmp_path, "numbers", f"evaluate.where={where}"))
+    assert not any(codes), outputs
+    assert results(tmp_path) == results(folder / "alone" / "numbers")
+    assert model_hash(tmp_path) == model_hash(folder / "alone" / "numbers")
+
+
+def test_a_signal_ends_a_run_whose_ranks_all_evaluate(folder: Path, tmp_path: Path) -> None:
+    more = ("rounds=60", "evaluate.where=workers", "topology.server=dedicated")
+    long = arguments(folder, tmp_path / "whole", "numbers", "rounds=60")
+    assert run_ranks(1, long)[0] == [0]
+    cut = arguments(folder, tmp_path / "cut", "numbers", *more)
+    with started_ranks(3, cut, FL_DIST_FAULT="broadcast:6=sleep:5") as ranks:
+        rows, end = tmp_path / "cut" / "metrics.jsonl", time.monotonic() + 60
+        while not (rows.exists() and len(metrics(tmp_path / "cut")) > 2):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        os.kill(ranks[1].pid, signal.SIGTERM)
+        outputs = [rank.communicate(60)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [75] * 3, outputs
+    assert evaluators(tmp_path / "cut")[-1] == 3, "also of the round in which the signal came"
+    codes, outputs = run_ranks(2, cut)
+    assert not any(codes), outputs
+    assert results(tmp_path / "cut") == results(tmp_path / "whole")
+    assert model_hash(tmp_path / "cut") == model_hash(tmp_path / "whole")

@@ -1,0 +1,100 @@
+"""What a machine holds once, and image folders that are decoded into it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fl_dist.data import shared
+from fl_dist.main import main
+from tests.support.processes import QUIET, run_ranks
+from tests.support.run_folder import model_hash
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(shared.CACHE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def numbers(source: Path, calls: list[str], name: str = "x") -> np.ndarray:
+    def make(new: shared.Allocate) -> None:
+        calls.append(name)
+        new(name, (3, 4), np.int64)[:] = np.arange(12).reshape(3, 4)
+
+    return shared.arrays("numbers", [source], None, make)[name]
+
+
+class TestArrays:
+    def test_several_processes_make_them_once(self, cache: Path, tmp_path: Path) -> None:
+        program = textwrap.dedent(f"""
+            import time
+            from pathlib import Path
+            import numpy as np
+            from fl_dist.data import shared
+            def make(new):
+                with open({str(tmp_path / "calls")!r}, "a") as file:
+                    file.write("made\\n")
+                time.sleep(0.5)
+                new("x", (100,), np.int64)[:] = 7
+            print(shared.arrays("slow", [Path({str(tmp_path)!r}) / "source"], None, make)["x"].sum())
+        """)
+        (tmp_path / "source").write_text("a")
+        with_pipe = {"stdout": subprocess.PIPE, "text": True}
+        ranks = [subprocess.Popen([sys.executable, "-c", program], **with_pipe) for _ in range(3)]  # type: ignore[call-overload]
+        assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["700\n"] * 3
+        assert (tmp_path / "calls").read_text() == "made\n"
+
+    def test_a_maker_that_was_killed_leaves_nothing_that_counts(self, cache: Path, tmp_path: Path) -> None:
+        (tmp_path / "source").write_text("a")
+        child = os.fork()
+        if not child:
+
+            def make(new: shared.Allocate) -> None:
+                new("x", (3, 4), np.int64)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            shared.arrays("numbers", [tmp_path / "source"], None, make)
+        os.waitpid(child, 0)
+        calls: list[str] = []
+        assert numbers(tmp_path / "source", calls)[2, 3] == 11
+        assert calls == ["x"]
+
+
+def picture(file: Path, seed: int, size: tuple[int, int] = (64, 64), mode: str = "RGB") -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    Image.fromarray(pixels).convert(mode).save(file)
+
+
+@pytest.fixture
+def domains(cache: Path, tmp_path: Path) -> Path:
+    """Three domains of two classes, one of which has no image of the second class; images of all shapes."""
+    for d, domain in enumerate(("art", "photo", "sketch")):
+        for c, name in enumerate(("cat", "dog")):
+            if (domain, name) != ("sketch", "dog"):
+                for n in range(4 + d):
+                    suffix = ("jpg", "PNG")[n % 2]
+                    picture(tmp_path / "PACS" / domain / name / f"{n}.{suffix}", 100 * d + 10 * c + n, (40 + n, 30))
+    (tmp_path / "PACS" / "splits").mkdir()  # what archives bring along besides
+    (tmp_path / "PACS" / "art" / "cat" / "notes.txt").write_text("no image")
+    return tmp_path
+
+
+class TestDomains:
+    def test_rows_that_are_read_ahead_give_the_same_bits(self, domains: Path, tmp_path: Path) -> None:
+        """All rows on the device; all in files, in one process; all in files, on three ranks."""
+        settings = [f"data={{name: pacs, root: {domains}, target: art, size: 16}}", "partition=domains", "model=mlp"]
+        settings += [*QUIET, "clients={total: 4, per_round: 2}", "rounds=2", "augment=crop_flip"]
+        settings += ["local={epochs: 2, batch_size: 3}", "evaluate.batch_size=3"]
+        assert main([*settings, f"run.dir={tmp_path / 'held'}"]) == 0
+        assert main([*settings, "topology.data_memory=0", f"run.dir={tmp_path / 'read'}"]) == 0
+        codes, outputs = run_ranks(3, [*settings, "topology.data_memory=0", f"run.dir={tmp_path / 'ranks'}"])
+        assert codes == [0, 0, 0], outputs
+        assert len({model_hash(tmp_path / name) for name in ("held", "read", "ranks")}) == 1

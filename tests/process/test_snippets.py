@@ -1,0 +1,90 @@
+"""What the documents tell a reader to type works as printed."""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fl_dist.config import arguments
+from tests.support.processes import ROOT, environment
+from tests.support.snippets import Snippet, set_up_desk, snippets, type_command
+
+QUICK = "rounds: 2\nclients: {total: 4, per_round: 2}\nmodel: {name: mlp}\nmonitor: {wandb: {mode: disabled}}\n"
+NEW_ALGORITHM, YOURS = "add-an-algorithm.md", "yours.md"
+
+
+def elsewhere(snippet: Snippet) -> bool:
+    """Blocks that need the reader's own file first: they have a test of their own."""
+    return snippet.document.name in (NEW_ALGORITHM, YOURS)
+
+
+@pytest.mark.parametrize("snippet", [s for s in snippets("sh") if not elsewhere(s)], ids=lambda s: s.name)
+def test_what_a_reader_types_works(snippet: Snippet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "quick").mkdir()
+    (tmp_path / "quick" / "quickstart.yaml").write_text(QUICK)
+    monkeypatch.setattr(arguments, "QUICKSTART", tmp_path / "quick" / "quickstart.yaml")
+    set_up_desk(tmp_path)
+    for block in snippets("yaml"):
+        if (sweep := yaml.safe_load(block.text)).get("name") == "my_sweep":
+            (tmp_path / "my_sweep.yaml").write_text(yaml.safe_dump(first_of(sweep)))
+    monkeypatch.chdir(tmp_path)
+    for command in snippet.commands():
+        # Every line is an alternative to those before it, on a new desk.
+        shutil.rmtree("runs", ignore_errors=True)
+        Path("runs/my_sweep/a/wandb/offline-run-20250101_000000-abc").mkdir(parents=True)
+        for word in command.split() if "fl_dist.diagnose" in command else ():
+            if word.startswith("runs/"):
+                type_command(f"python -m fl_dist.main my.yaml run.dir={word}")
+        # Uploading needs an account and a network.
+        type_command(f"{command} --dry-run" if "launch.sync" in command else command)
+
+
+def first_of(sweep: dict[str, Any]) -> dict[str, Any]:
+    """The sweep with one value of each kind."""
+    grid = {k: dict([*v.items()][:1]) if isinstance(v, dict) else v[:1] for k, v in sweep["grid"].items()}
+    return sweep | {"grid": grid, "list": sweep["list"][:1], "set": {"rounds": 1}, "resources": {"tasks_per_node": 2}}
+
+
+@pytest.mark.exhaustive
+class TestANewAlgorithm:
+    """The guide, followed to the letter in a copy of the repository."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def copy(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        copy = tmp_path_factory.mktemp("copy") / "fl_dist"
+        for name in ("fl_dist", "launch", "tests"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("setup.cfg", "pyproject.toml"):
+            shutil.copy(ROOT / name, copy / name)
+        file, case, reduction = [s.text for s in snippets("python") if s.document.name == NEW_ALGORITHM]
+        (copy / "fl_dist" / "algorithms" / "fednova.py").write_text(file)
+        insert_after(copy / "tests" / "support" / "harness.py", "CASES: ", "}\n", case)
+        insert_after(copy / "tests" / "unit" / "test_properties.py", "REDUCTIONS: ", "]\n", reduction)
+        return copy
+
+    def test_every_command_works(self, copy: Path) -> None:
+        commands = [c for s in snippets("sh") if s.document.name == NEW_ALGORITHM for c in s.commands()]
+        path = f"{Path(sys.executable).parent}:{environment()['PATH']}"
+        for command in commands:
+            env = environment(PATH=path, PYTHONPATH=str(copy), WANDB_MODE="disabled")
+            shown = subprocess.run(["bash", "-c", command], cwd=copy, env=env, capture_output=True, text=True)
+            assert shown.returncode == 0, f"{command}\n{shown.stdout[-3000:]}{shown.stderr[-3000:]}"
+        assert self.sha(copy, "fednova") == self.sha(copy, "fednova-2-workers")
+
+    @staticmethod
+    def sha(copy: Path, name: str) -> str:
+        return hashlib.sha256((copy / "runs" / name / "model.safetensors").read_bytes()).hexdigest()
+
+
+def insert_after(file: Path, start: str, end: str, text: str) -> None:
+    """Put the text below the definition that begins and ends so."""
+    before, found, rest = file.read_text().partition(f"\n{start}")
+    body, closing, after = rest.partition(f"\n{end}")
+    assert found and closing
+    file.write_text(f"{before}{found}{body}{closing}{text}{after}")

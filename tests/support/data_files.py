@@ -1,0 +1,74 @@
+"""Small data files."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+
+from fl_dist.data import Dataset
+from tests.support.processes import QUIET
+
+SMALL = (*QUIET, "rounds=1", "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}", "local.epochs=1")
+
+
+def save_npz(path: Path, **change: np.ndarray) -> Path:
+    rng = np.random.default_rng(0)
+    arrays = {
+        "x_train": rng.normal(size=(40, 3)),
+        "y_train": np.arange(40) % 2,
+        "x_test": rng.normal(size=(8, 3)),
+        "y_test": np.arange(8) % 2,
+        "client": np.arange(40) % 4,
+    }
+    np.savez(path, **(arrays | change))
+    return path
+
+
+def npz(path: Path) -> list[str]:
+    return [f"data={{name: npz, path: {path}}}", "partition.name=given"]
+
+
+class Cifar:
+    """Some images in the files of a layout."""
+
+    def __init__(self, classes: int, pickled: bool, protocol: int = 2) -> None:
+        rng = np.random.default_rng(classes)
+        self.classes, self.pickled, self.protocol = classes, pickled, protocol
+        kind = {(10, True): "batches-py", (10, False): "batches-bin", (100, True): "python", (100, False): "binary"}
+        self.folder = f"cifar-{classes}-{kind[classes, pickled]}"
+        names = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"] if classes == 10 else ["train", "test"]
+        self.files = {name: (rng.integers(0, 256, (7, 3072), np.uint8), rng.integers(0, classes, 7)) for name in names}
+
+    def write(self, root: Path) -> Path:
+        (root / self.folder).mkdir(parents=True)
+        for name, (x, y) in self.files.items():
+            file = root / self.folder / (name if self.pickled else f"{name}.bin")
+            file.write_bytes(self._pickle(x, y) if self.pickled else self._binary(x, y))
+        return root
+
+    def _pickle(self, x: np.ndarray, y: np.ndarray) -> bytes:
+        key = b"labels" if self.classes == 10 else b"fine_labels"
+        return pickle.dumps({b"data": x, key: y.tolist(), b"batch_label": b"a batch"}, protocol=self.protocol)
+
+    def _binary(self, x: np.ndarray, y: np.ndarray) -> bytes:
+        before = [y] if self.classes == 10 else [y // 5, y]
+        return np.column_stack([*before, x]).astype(np.uint8).tobytes()
+
+    def holds(self, data: Dataset) -> bool:
+        *train, test = self.files.values()
+        x, y = (np.concatenate([part[k] for part in train]) for k in (0, 1))
+        same = np.array_equal(data.x_train.numpy().reshape(-1, 3072), x) and data.y_train.tolist() == y.tolist()
+        return (
+            same
+            and np.array_equal(data.x_test.numpy().reshape(-1, 3072), test[0])
+            and (data.y_test.tolist() == test[1].tolist())
+        )
+
+
+def broken_client(path: Path) -> list[str]:
+    """Data in which client 2 diverges at once."""
+    rng = np.random.default_rng(0)
+    x, client = rng.normal(size=(60, 3)), np.arange(60) % 6
+    x[client == 2] = 1e30
+    np.savez(path, x_train=x, y_train=np.arange(60) % 2, x_test=x[:6], y_test=np.arange(6) % 2, client=client)
+    return [f"data={{name: npz, path: {path}}}", "partition={name: given}", "model={name: mlp, hidden: []}"]
