@@ -33,8 +33,9 @@ def small_disk(path: Path, size: str) -> Iterator[Path]:
 
 
 def test_a_full_disk_warns_and_training_goes_on(tmp_path: Path, calm: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with small_disk(tmp_path / "disk", "64k") as disk:
-        more = ("model={name: mlp, hidden: [48]}", "rounds=3")
+    """One with room for the model of 300 kB and all else, and not for a save, which holds several of its size."""
+    with small_disk(tmp_path / "disk", "700k") as disk:
+        more = ("model={name: mlp, hidden: [1024]}", "rounds=3")
         assert main(arguments(disk / "run", *more)) == 1
         told = capsys.readouterr()
         assert "No space left on device" in told.err
@@ -46,7 +47,7 @@ def test_a_full_disk_warns_and_training_goes_on(tmp_path: Path, calm: Path, caps
 
 
 def test_a_disk_that_fills_up_keeps_the_last_good_save(tmp_path: Path, calm: Path) -> None:
-    with small_disk(tmp_path / "disk", "400k") as disk:
+    with small_disk(tmp_path / "disk", "4m") as disk:
         with saving_at_once():
             assert forked(disk / "run", "server:3") == -signal.SIGKILL
         good = newest_of(disk / "run").manifest

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support.fake_runs import append, pretend, row
+from tests.support.marks import timing
 from tests.support.report_pages import ALL, EVIL, made, served, train_with_diagnostics, write_sweep
 from tests.support.requirements import lacking
+from tests.support.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -91,7 +93,7 @@ class Browser:
         return self.driver.execute_script(script)
 
     def wait(self, script: str, wanted: Callable[[Any], bool] = bool) -> Any:
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         while not wanted(found := self.ask(script)):
             assert time.monotonic() < end, f"{script} is still {found!r}; {self.errors()}"
             time.sleep(0.05)
@@ -122,6 +124,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser.driver.quit()
 
 
+@timing
 class TestBrowser:
     def test_the_page_draws_itself_and_asks_nobody(self, browser: Browser, sweep: Path) -> None:
         (sweep.parent / "out" / "Fed_A-IID-seed0" / "attempts.jsonl").write_text(json.dumps({"hosts": [EVIL]}) + "\n")

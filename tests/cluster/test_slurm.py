@@ -20,22 +20,22 @@ import numpy as np
 import pytest
 
 from fl_dist.main import main
-from fl_dist.storage.checkpoint import newest_round
 from launch import submit, sweep
 from tests.support import waiting
 from tests.support.launchers import ranks, write_config
+from tests.support.marks import timing
 from tests.support.processes import ROOT
 from tests.support.requirements import lacking
-from tests.support.run_folder import model_hash, rows
+from tests.support.run_folder import model_hash, rows, saved
 from tests.support.snippets import snippets
 from tests.support.user_guide import install, variables, write_files
-from tests.support.waiting import free_port
+from tests.support.waiting import Hold, free_port
 from tests.support.wandb_records import entries, of, records
 
 CLUSTER = ROOT / "tests" / "cluster"
-PATIENCE = 360.0
+PATIENCE = 800.0
 """Seconds within which a job must end, waiting in the queue included."""
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(900), timing]
 wait_for = functools.partial(waiting.wait_for, seconds=PATIENCE, every=0.5)
 
 
@@ -86,10 +86,11 @@ class Job:
     def __init__(self, job: str, run: Path, log: Path) -> None:
         self.id, self.run, self.log = job, run, log
 
-    def after_a_round(self, disturb: Callable[["Job"], None]) -> "Job":
-        saved = self.run / "checkpoint"
-        wait_for(lambda: rows(self.run) and newest_round(saved), f"the first save of {self.run.name}")
+    def after_a_round(self, disturb: Callable[["Job"], None], hold: Hold | None = None) -> "Job":
+        wait_for(lambda: rows(self.run) and saved(self.run), f"the first save of {self.run.name}")
         disturb(self)
+        if hold:
+            hold.release()
         return self.ended()
 
     def ended(self) -> "Job":
@@ -174,10 +175,6 @@ def write_wrapper(folder: Path) -> Path:
     return file
 
 
-PAUSE = {"FL_DIST_FAULT": "broadcast:6=sleep:5"}
-"""Rank 0 rests after some rounds: the run is not over before somebody disturbs it."""
-
-
 def cancel_when_mirrored(job: Job) -> None:
     wait_for(lambda: any(f.stat().st_size for f in job.run.glob("wandb/*/*.wandb")), "a record of W&B")
     command("scancel", job.id)
@@ -202,22 +199,30 @@ def jobs(slurm, folder) -> Iterator[dict[str, Future[Job]]]:
     shows = {"PYTHON": f"bash {write_wrapper(folder)}", "RANKS": "2"}
     tasks = ("--nodes=1", "--gpus-per-node=2", "--gpus-per-task=1", "--ntasks-per-node=2", "--cpus-per-task=1")
     desk, env = own(folder)
+    # Rank 0 waits after some rounds: no run is over before somebody disturbs it.
+    holds = {name: Hold(folder / f"{name}.hold") for name in ("usr2", "requeue", "usr1", "kill")}
+    held = {name: {"FL_DIST_FAULT": hold.at("broadcast:6")} for name, hold in holds.items()}
     pool = ThreadPoolExecutor(16)
     try:
         yield {
             "usr2": pool.submit(
-                submitted("usr2", folder, config, offline, **PAUSE).after_a_round,
+                submitted("usr2", folder, config, offline, **held["usr2"]).after_a_round,
                 lambda job: command("scancel", "--signal=USR2", job.id),
+                holds["usr2"],
             ),
             "requeue": pool.submit(
-                submitted("requeue", folder, config, offline, **PAUSE).after_a_round,
+                submitted("requeue", folder, config, offline, **held["requeue"]).after_a_round,
                 lambda job: command("scontrol", "requeue", job.id),
+                holds["requeue"],
             ),
             "usr1": pool.submit(
-                sbatch("usr1", folder, "train.sh", config, **PAUSE).after_a_round,
+                sbatch("usr1", folder, "train.sh", config, **held["usr1"]).after_a_round,
                 lambda job: command("scancel", "--batch", "--signal=USR1", job.id),
+                holds["usr1"],
             ),
-            "kill": pool.submit(sbatch("kill", folder, "train.sh", config, **PAUSE).after_a_round, kill_a_rank),
+            "kill": pool.submit(
+                sbatch("kill", folder, "train.sh", config, **held["kill"]).after_a_round, kill_a_rank, holds["kill"]
+            ),
             "cancel": pool.submit(
                 sbatch("cancel", folder, "train.sh", config, "rounds=100000", offline).after_a_round,
                 cancel_when_mirrored,

@@ -17,9 +17,10 @@ from tests.support.harness import (
     algorithm,
     python,
 )
+from tests.support.marks import examples
 
 EXACT = {"rtol": 0, "atol": 1e-9}
-WORKERS = (1, 2, 3)
+WORKERS = examples((1, 2, 3), (3,))
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +44,12 @@ def drawn(lab: Lab, name: str, **changes: Any) -> dict[str, Any]:
 def on_workers(lab: Lab, request: pytest.FixtureRequest) -> dict[str, Run]:
     """The distributed runs that the selected tests need."""
     users = [item for item in request.session.items if "on_workers" in getattr(item, "fixturenames", ())]
-    names = sorted({item.callspec.params["name"] for item in users})
-    wanted = {workers: {f"drawn-{name}-{workers}": drawn(lab, name) for name in names} for workers in WORKERS}
-    wanted[3] |= {f"faithful-{name}": faithful(lab, name) for name in names}
-    return lab.on_workers(wanted)
+    wanted: dict[int, dict[str, Any]] = {1: {}, 2: {}, 3: {}}
+    for item in users:
+        name, workers = item.callspec.params["name"], item.callspec.params.get("workers")
+        run = f"drawn-{name}-{workers}" if workers else f"faithful-{name}"
+        wanted[workers or 3][run] = drawn(lab, name) if workers else faithful(lab, name)
+    return lab.on_workers({workers: configs for workers, configs in wanted.items() if configs})
 
 
 class TestReference:
@@ -60,9 +63,11 @@ class TestReference:
 
 @pytest.mark.parametrize("name", [*algorithms])
 class TestBits:
-    def test_any_number_of_workers_gives_the_same_model(self, lab: Lab, on_workers: dict[str, Run], name: str) -> None:
-        alone = lab.run(drawn(lab, name))
-        assert {on_workers[f"drawn-{name}-{workers}"].sha for workers in WORKERS} == {alone.sha}
+    @pytest.mark.parametrize("workers", WORKERS)
+    def test_any_number_of_workers_gives_the_same_model(
+        self, lab: Lab, on_workers: dict[str, Run], name: str, workers: int
+    ) -> None:
+        assert on_workers[f"drawn-{name}-{workers}"].sha == lab.run(drawn(lab, name)).sha
 
     def test_another_seed_gives_another_model(self, lab: Lab, name: str) -> None:
         assert lab.run(drawn(lab, name, seed=4)).sha != lab.run(drawn(lab, name)).sha

@@ -6,9 +6,11 @@ import sys
 import pytest
 
 from benchmarks.round import HEAD
+from tests.support.marks import exhaustive
 from tests.support.processes import run
 
 
+@exhaustive
 def test_a_row_is_well_formed_markdown() -> None:
     code, shown = run([sys.executable, "-m", "benchmarks.round", "--case", "protocol", "--repeats", "1"])
     assert code == 0, shown

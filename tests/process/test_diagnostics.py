@@ -11,6 +11,7 @@ import pytest
 import fl_dist
 from fl_dist.diagnose import main as diagnose
 from fl_dist.diagnostics.base import diagnostics
+from tests.support.marks import examples, exhaustive
 from tests.support.processes import ROOT, environment, run, run_ranks, torchrun
 from tests.support.run_folder import metrics, model_hash, results
 
@@ -52,7 +53,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestRun:
-    @pytest.mark.parametrize(("ranks", "server"), [(2, "dedicated"), (2, "shared"), (4, "dedicated")])
+    @pytest.mark.parametrize(
+        ("ranks", "server"), examples([(2, "dedicated"), (2, "shared"), (4, "dedicated")], [(4, "dedicated")])
+    )
     def test_the_same_numbers_on_any_layout(self, ranks: int, server: str, alone: Path, tmp_path: Path) -> None:
         settings = [str(alone / "measured.yaml"), f"run.dir={tmp_path}", f"topology.server={server}"]
         codes, said = run_ranks(ranks, settings)
@@ -74,7 +77,7 @@ class TestRun:
         assert plain == results(alone / "plain")
         assert model_hash(alone / "measured") == model_hash(alone / "plain")
 
-    @pytest.mark.parametrize("point", ["diagnose:9@1", "broadcast:4@0"])
+    @pytest.mark.parametrize("point", examples(["diagnose:9@1", "broadcast:4@0"], ["diagnose:9@1"]))
     def test_the_same_numbers_after_an_interruption(self, point: str, alone: Path, tmp_path: Path) -> None:
         settings = [str(alone / "measured.yaml"), f"run.dir={tmp_path}"]
         codes, _ = run_ranks(3, settings, FL_DIST_FAULT=point)
@@ -98,7 +101,7 @@ class TestCommand:
         assert {e["round"] for e in one if e["label"] in ("flatness_distance", "directions")} == {5}
         assert all(p.read_bytes() == data for p, data in before.items())
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("number", examples([signal.SIGINT, signal.SIGTERM], [signal.SIGINT]))
     def test_a_signal_ends_it_at_once(self, number: signal.Signals, alone: Path, tmp_path: Path) -> None:
         folder = shutil.copytree(alone / "plain", tmp_path / "run")
         program = (
@@ -111,6 +114,7 @@ class TestCommand:
         assert not (folder / "diagnostics.jsonl").exists()
 
 
+@exhaustive
 def test_a_spectrum_has_the_same_bits_whatever_the_threads_of_the_machine() -> None:
     several = environment()
     del several["OMP_NUM_THREADS"]

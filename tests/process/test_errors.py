@@ -13,14 +13,14 @@ from tests.support.processes import run, started_ranks, torchrun
 def expect_on_every_rank(ranks: int, arguments: list[str], message: str) -> list[int]:
     began = time.monotonic()
     with started_ranks(ranks, arguments) as processes:
-        outputs = [p.communicate(timeout=60)[0] for p in processes]
+        outputs = [p.communicate()[0] for p in processes]
         codes = [p.returncode for p in processes]
     assert all(codes), outputs
     assert message in outputs[0]
     assert outputs[0].count("error: ") == 1
     assert "Traceback" not in "".join(outputs)
     # The start of Python and torch itself takes seconds on a busy machine; what comes after must not.
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     return codes
 
 

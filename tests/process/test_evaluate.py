@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,9 +10,11 @@ import pytest
 from torch import Tensor
 
 from fl_dist.tasks.classification import Classification
+from tests.support.marks import examples, timing
 from tests.support.processes import QUIET, run_ranks, started_ranks
 from tests.support.run_folder import metrics, model_hash, results
 from tests.support.user_guide import write_files
+from tests.support.waiting import Hold, wait_for
 
 WHERE = ("server", "workers", "auto")
 SMALL = (*QUIET, "rounds=3", "clients={total: 6, per_round: 4}", "local={epochs: 1, batch_size: 10, lr: 0.05}")
@@ -70,7 +71,10 @@ def arguments(folder: Path, run: Path, name: str, *more: str) -> list[str]:
     return [str(file), *SMALL, *settings, f"run.dir={run}", "topology.server=shared", *more]
 
 
-@pytest.mark.parametrize(("ranks", "server"), [(2, "dedicated"), (2, "shared"), (3, "dedicated"), (3, "shared")])
+@pytest.mark.parametrize(
+    ("ranks", "server"),
+    examples([(2, "dedicated"), (2, "shared"), (3, "dedicated"), (3, "shared")], [(2, "shared"), (3, "dedicated")]),
+)
 def test_the_numbers_are_those_of_one_process(folder: Path, tmp_path: Path, ranks: int, server: str) -> None:
     runs = [(where, name) for where in WHERE for name in SETTINGS]
     commands = [
@@ -92,10 +96,12 @@ def evaluators(run: Path) -> list[int]:
     return [sum("evaluate" in did for did in row["workers"].values()) for row in metrics(run)]
 
 
+@timing
 def test_a_shared_server_soon_lets_all_ranks_evaluate(folder: Path, tmp_path: Path) -> None:
-    """One row a batch takes much longer than one step of local training."""
-    more = ("evaluate.batch_size=1", "evaluate.every=1", "rounds=6")
-    codes, outputs = run_ranks(2, arguments(folder, tmp_path, "classes", *more))
+    """Every batch takes much longer than all of local training."""
+    more = ("evaluate.batch_size=36", "evaluate.every=1", "rounds=6")
+    slow = "evaluate:*@0=sleep:0.1,evaluate:*@1=sleep:0.1"
+    codes, outputs = run_ranks(2, arguments(folder, tmp_path, "classes", *more), FL_DIST_FAULT=slow)
     assert not any(codes), outputs
     assert evaluators(tmp_path)[:2] == [1, 1]
     assert 2 in evaluators(tmp_path)
@@ -103,7 +109,10 @@ def test_a_shared_server_soon_lets_all_ranks_evaluate(folder: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("point", "ranks", "where"),
-    [("evaluate:1@0", 2, "workers"), ("evaluate:3@1", 1, "auto"), ("evaluate:8@2", 3, "server")],
+    examples(
+        [("evaluate:1@0", 2, "workers"), ("evaluate:3@1", 1, "auto"), ("evaluate:8@2", 3, "server")],
+        [("evaluate:1@0", 2, "workers")],
+    ),
 )
 def test_a_kill_in_the_middle_of_an_evaluation_changes_nothing(
     folder: Path, tmp_path: Path, point: str, ranks: int, where: str
@@ -117,18 +126,18 @@ def test_a_kill_in_the_middle_of_an_evaluation_changes_nothing(
     assert model_hash(tmp_path) == model_hash(folder / "alone" / "numbers")
 
 
+@timing
 def test_a_signal_ends_a_run_whose_ranks_all_evaluate(folder: Path, tmp_path: Path) -> None:
     more = ("rounds=60", "evaluate.where=workers", "topology.server=dedicated")
     long = arguments(folder, tmp_path / "whole", "numbers", "rounds=60")
     assert run_ranks(1, long)[0] == [0]
     cut = arguments(folder, tmp_path / "cut", "numbers", *more)
-    with started_ranks(3, cut, FL_DIST_FAULT="broadcast:6=sleep:5") as ranks:
-        rows, end = tmp_path / "cut" / "metrics.jsonl", time.monotonic() + 60
-        while not (rows.exists() and len(metrics(tmp_path / "cut")) > 2):
-            assert time.monotonic() < end
-            time.sleep(0.02)
+    hold = Hold(tmp_path / "hold")
+    with started_ranks(3, cut, FL_DIST_FAULT=hold.at("broadcast:6")) as ranks:
+        wait_for(lambda: hold.held, "the sixth round")
         os.kill(ranks[1].pid, signal.SIGTERM)
-        outputs = [rank.communicate(60)[0] for rank in ranks]
+        hold.release()
+        outputs = [rank.communicate()[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [75] * 3, outputs
     assert evaluators(tmp_path / "cut")[-1] == 3, "also of the round in which the signal came"
     codes, outputs = run_ranks(2, cut)

@@ -10,8 +10,11 @@ import torch
 
 from launch import submit, sweep
 from tests.support.launchers import in_terminal, ranks, run, start, write_config
+from tests.support.marks import exhaustive, timing
 from tests.support.run_folder import model_hash, rows
 from tests.support.waiting import PATIENCE, Hold, wait_for
+
+pytestmark = timing
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +106,7 @@ def test_a_stopped_server_is_reported_in_one_line(config, tmp_path):
     assert "Traceback" not in rest
 
 
+@exhaustive
 def test_ranks_do_not_outlive_their_launcher(config, tmp_path):
     with start("launch.local", [config, f"run.dir={tmp_path}/run", "-n", "2", "rounds=100000"]) as process:
         wait_for(lambda: rows(tmp_path / "run"), "the first round")
@@ -116,6 +120,7 @@ def test_a_terminal_stays_a_terminal(config, tmp_path):
     assert "50%|" in output, "no progress bar"
 
 
+@exhaustive
 def test_missing_data_fails_with_one_line(config, tmp_path):
     code, output = run(
         "launch.local", config, "data.name=npz", "data.path=/none.npz", f"run.dir={tmp_path}/run", "-n", "2"
@@ -142,7 +147,9 @@ def model(shape, outputs):
 """
 
 
-@pytest.mark.parametrize(("asked", "given"), [([], "MIG-7,2"), (["--gpus-per-node", "1"], "MIG-7")])
+@pytest.mark.parametrize(
+    ("asked", "given"), [([], "MIG-7,2"), pytest.param(["--gpus-per-node", "1"], "MIG-7", marks=exhaustive)]
+)
 def test_submitit_gives_its_tasks_the_gpus_here(asked, given, config, tmp_path, monkeypatch, capsys):
     (tmp_path / "notes.py").write_text(NOTES)
     monkeypatch.chdir(tmp_path)

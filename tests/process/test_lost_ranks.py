@@ -1,13 +1,17 @@
 """A lost or stuck rank is named with its round and clients, and all others end."""
 
+import itertools
 import re
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.marks import examples, exhaustive, timing
 from tests.support.processes import run_ranks, started_ranks
 from tests.support.waiting import wait_for
+
+pytestmark = timing
 
 SMALL = (
     "model={name: mlp, hidden: [16]}",
@@ -28,58 +32,60 @@ class TestRealRanks:
         assert codes == [0, 0], said
         assert float(re.findall(r"round 1/1.* ([\d.]+) s", said[0])[0]) > 3
 
-    @pytest.mark.parametrize("server", ["dedicated", "shared"])
-    @pytest.mark.parametrize("action", ["", "=stop"])
+    @pytest.mark.parametrize(
+        ("action", "server"),
+        examples(itertools.product(("", "=stop"), ("dedicated", "shared")), [("", "dedicated"), ("=stop", "shared")]),
+    )
     def test_a_rank_is_missed_in_the_middle_of_local_training(self, action: str, server: str, tmp_path: Path) -> None:
         """Its own and that of the others, which would never end."""
         endless = arguments(tmp_path, "local.epochs=1000000", f"topology.server={server}")
         with started_ranks(3, endless, FL_DIST_FAULT=f"step:30@2{action}") as processes:
             wait_for(lambda: processes[2].stopped, "the end of rank 2")
             began = time.monotonic()
-            output = processes[0].communicate(timeout=40)[0]
-            processes[1].communicate(timeout=40)
-            assert time.monotonic() - began < 15
+            output = processes[0].communicate()[0]
+            processes[1].communicate()
+            assert time.monotonic() - began < 30
             assert processes[0].returncode == processes[1].returncode == 1
         assert re.search(r"error: rank 2 on \S+ was lost \(.*\) in round 1, whose clients were \d", output), output
 
-    @pytest.mark.parametrize("action", ["", "=stop"])
+    @pytest.mark.parametrize("action", examples(["", "=stop"], ["=stop"]))
     def test_workers_in_the_middle_of_local_training_miss_their_server(self, action: str, tmp_path: Path) -> None:
         endless = arguments(tmp_path, "local.epochs=1000000")
         # It waits for them as soon as it has told them to begin.
         with started_ranks(3, endless, FL_DIST_FAULT=f"reduce:1@0=sleep:3,reduce:1@0{action}") as processes:
             wait_for(lambda: processes[0].stopped, "the end of rank 0")
             began = time.monotonic()
-            assert [process.wait(40) for process in processes[1:]] == [1, 1]
-            assert time.monotonic() - began < 15
+            assert [process.wait() for process in processes[1:]] == [1, 1]
+            assert time.monotonic() - began < 30
         for rank in (1, 2):
             log = (tmp_path / "logs" / f"rank{rank}.log").read_text()
             assert re.search(r"rank 0 on \S+, the server, was lost \(.*\) in round 1", log), log
 
-    @pytest.mark.parametrize("action", ["", "=stop"])
+    @pytest.mark.parametrize("action", examples(["", "=stop"], [""]))
     def test_a_rank_is_missed_while_all_connect(self, action: str, tmp_path: Path) -> None:
         with started_ranks(3, arguments(tmp_path), FL_DIST_FAULT=f"connect:1@2{action}") as processes:
-            output = processes[0].communicate(timeout=60)[0]
-            processes[1].communicate(timeout=60)
+            output = processes[0].communicate()[0]
+            processes[1].communicate()
             assert processes[0].returncode == processes[1].returncode == 1
         assert re.search(r"^error: rank 2 on \S+ was lost \(", output, re.MULTILINE), output
 
-    @pytest.mark.parametrize("action", ["", "=stop"])
+    @pytest.mark.parametrize("action", examples(["", "=stop"], [""]))
     def test_without_a_server_the_others_do_not_go_on_connecting(self, action: str, tmp_path: Path) -> None:
         with started_ranks(3, arguments(tmp_path), FL_DIST_FAULT=f"connect:1@0{action}") as processes:
-            assert [process.wait(60) for process in processes[1:]] == [1, 1]
+            assert [process.wait() for process in processes[1:]] == [1, 1]
 
     def test_what_fails_while_all_connect_is_told_to_all(self, tmp_path: Path) -> None:
         with started_ranks(3, arguments(tmp_path), FL_DIST_FAULT="connect:1@1=fail") as processes:
-            output = processes[0].communicate(timeout=60)[0]
-            assert [process.wait(60) for process in processes] == [1, 1, 1]
+            output = processes[0].communicate()[0]
+            assert [process.wait() for process in processes] == [1, 1, 1]
         assert re.search(r"^error: rank 1 on \S+ failed: .*a fault was asked for", output, re.MULTILINE), output
 
     @pytest.mark.parametrize(
         ("point", "where"),
         [
             ("step:30@2", r"in round \d, client \d+"),
-            ("evaluate:2@0", "in the evaluation of round 1"),
-            ("server:2@0", "in the server step of round 2"),
+            pytest.param("evaluate:2@0", "in the evaluation of round 1", marks=exhaustive),
+            pytest.param("server:2@0", "in the server step of round 2", marks=exhaustive),
         ],
     )
     def test_a_rank_that_is_stuck_says_so_itself(self, point: str, where: str, tmp_path: Path) -> None:
@@ -87,10 +93,10 @@ class TestRealRanks:
         with started_ranks(3, slow, FL_DIST_FAULT=f"{point}=sleep:100") as processes:
             wait_for((tmp_path / "logs" / "rank2.log").exists, "the log of rank 2")
             began = time.monotonic()
-            output = processes[0].communicate(timeout=40)[0]
+            output = processes[0].communicate()[0]
             for process in processes:
-                process.communicate(timeout=40)
-            assert time.monotonic() - began < 30
+                process.communicate()
+            assert time.monotonic() - began < 60
             assert all(process.returncode == 1 for process in processes)
         rank = point[-1]
         assert re.search(rf"error: rank {rank} on \S+ is stuck: no progress for 3 s .*{where}", output), output

@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,10 @@ from fl_dist.monitor.follower import NOT_MEANT
 from fl_dist.monitor.mirror import WandbMirror, open_mirror
 from fl_dist.tasks.classification import Classification
 from tests.support.fake_runs import append, pretend, row
+from tests.support.marks import exhaustive, timing
 from tests.support.processes import ROOT, environment, run, started
 from tests.support.run_folder import metrics
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE, wait_for
 from tests.support.wandb_records import entries, of, records
 
 SMALL = ("rounds=3", "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}", "local.epochs=1")
@@ -45,11 +45,12 @@ def test_offline_mirror_holds_every_round_and_writes_only_below_the_run(tmp_path
     assert [row["item"]["1_test/accuracy"] for row in rows] == [r["test_accuracy"] for r in metrics(tmp_path / "run")]
 
 
-@pytest.mark.exhaustive
+@exhaustive
+@timing
 def test_a_mirror_that_cannot_connect_does_not_stop_training(tmp_path: Path) -> None:
     env = environment(HOME=str(tmp_path), WANDB_API_KEY="0" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
     command = [sys.executable, "-m", "fl_dist.main", *SMALL, f"run.dir={tmp_path / 'run'}"]
-    code, output = run([*command, "monitor.wandb.mode=online"], env=env, timeout=200)
+    code, output = run([*command, "monitor.wandb.mode=online"], env=env)
     assert code == 0, output
     assert len(metrics(tmp_path / "run")) == 3
     assert "W&B" in output
@@ -67,7 +68,7 @@ def mirrored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     """A run of three ranks, and what its offline record holds: names of numbers, and the configuration."""
     folder = tmp_path_factory.mktemp("mirrored") / "run"
     settings = [*SMALL, *DIAGNOSED, "evaluate.where=workers", f"run.dir={folder}"]
-    code, output = run([sys.executable, "-m", "launch.local", "-n", "3", *settings], timeout=200)
+    code, output = run([sys.executable, "-m", "launch.local", "-n", "3", *settings])
     assert code == 0, output
     (record,) = records(folder)
     found = entries(record)
@@ -117,13 +118,14 @@ def test_the_record_has_its_group_and_statistics_of_rank_0(mirrored: tuple[Path,
     assert (told["run_id"], told["resume"]) == ((folder / "wandb" / "id").read_text(), True)
     resident = of("stats", record["entries"])[0]["item"]["proc.memory.rssMB"] * 2**20
     rank_0 = [row["workers"]["0"]["memory"] for row in metrics(folder)]
-    assert 0.8 * min(rank_0) < resident < 1.2 * max(rank_0)
+    assert 0.6 * min(rank_0) < resident < 2 * max(rank_0), "that of W&B's own process is a third"
 
 
 ORDER = {"mode": "offline", "project": "p", "entity": None, "group": None, "job_type": None, "tags": [], "config": {}}
 ORDER |= {"about": {}, "headline": {"name": "accuracy", "best": "max"}}
 
 
+@timing
 def test_the_record_is_complete_after_the_signals_of_a_cancelled_job(tmp_path: Path) -> None:
     """They end W&B's own process, which ignores nothing."""
     folder = pretend(tmp_path / "run", rounds=9, done=4, rich=False)
@@ -141,7 +143,7 @@ def test_the_record_is_complete_after_the_signals_of_a_cancelled_job(tmp_path: P
         append(folder, row(5))
         mirror.stdin.write(json.dumps({"summary": {}, "code": 0}) + "\n")
         mirror.stdin.close()
-        assert mirror.wait(100) == 0
+        assert mirror.wait(PATIENCE) == 0
         assert "Traceback" not in mirror.stdout.read()
     found = entries(records(folder)[-1])
     assert [entry["item"]["round"] for entry in of("history", found)] == [1, 2, 3, 4, 5]
@@ -149,6 +151,7 @@ def test_the_record_is_complete_after_the_signals_of_a_cancelled_job(tmp_path: P
     assert of("run", found)[0]["run_id"] == (folder / "wandb" / "id").read_text()
 
 
+@timing
 def test_a_mirror_that_is_just_starting_is_not_ended_by_the_signal_of_a_job(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,27 +182,40 @@ def test_rows_tell_of_clients_norms_and_workers(mirrored: tuple[Path, dict[str, 
     assert all(1e6 < told["memory"] < 1e12 for told in row["workers"].values())
 
 
-def test_a_watched_start_is_told_at_once_and_fits(tmp_path: Path) -> None:
-    """In a terminal of 60 columns: the first word before torch is imported, and no line that wraps."""
+@timing
+@pytest.mark.parametrize("program", ["fl_dist.main", "launch.local"])
+def test_a_terminal_hears_something_before_torch_is_imported(program: str, tmp_path: Path) -> None:
+    """Which takes seconds, here for ever."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    ours, theirs = os.openpty()
+    env = environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    with started([sys.executable, "-m", program], stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        assert process.wait(PATIENCE) == 1
+        said = os.read(ours, 4096).decode()
+        os.close(ours)
+    assert re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", said).split() == ["starting", "...", "torch", "was", "imported"]
+
+
+def test_a_start_fits_the_terminal(tmp_path: Path) -> None:
+    """In a terminal of 60 columns no line wraps."""
     command = [sys.executable, "-m", "fl_dist.main", *SMALL, f"run.dir={tmp_path / 'r'}", "monitor.wandb.mode=disabled"]
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
     env = {k: v for k, v in environment().items() if k not in ("COLUMNS", "LINES")}
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True)
     os.close(theirs)
-    began, said, times = time.monotonic(), b"", list[float]()
+    said = b""
     try:
         with contextlib.suppress(OSError):  # the end of a terminal
             while piece := os.read(ours, 4096):
                 said += piece
-                times.append(time.monotonic() - began)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
         os.close(ours)
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", said.decode())
     lines = [line for whole in text.split("\r\n") for line in whole.split("\r") if line.strip()]
     assert lines[0] == "starting ..."
-    assert times[0] < max(1.0, times[1] / 2)  # within a second, or long before the rest where that takes many
     assert [line for line in lines if len(line) > 60 and str(tmp_path) not in line] == []
     assert any(line.startswith("round 3/3   accuracy") for line in lines)

@@ -3,8 +3,11 @@
 from pathlib import Path
 
 from tests.support.checkpoints import arguments
+from tests.support.marks import timing
 from tests.support.processes import listening, started_ranks
 from tests.support.waiting import wait_for
+
+pytestmark = timing
 
 
 def test_ranks_of_one_machine_listen_on_loopback_only(tmp_path: Path) -> None:

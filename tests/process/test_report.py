@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_runs import pretend, row
+from tests.support.marks import timing
 from tests.support.processes import environment, started
 from tests.support.report_pages import ALL, data, traces, train_with_diagnostics
+from tests.support.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -40,6 +42,7 @@ class TestPage:
 
 
 class TestServer:
+    @timing
     def test_ctrl_c_ends_it_in_one_line(self, here: Path) -> None:
         pretend(here / "a")
         command = [sys.executable, "-m", "fl_dist.report", "a", "--serve"]
@@ -49,6 +52,6 @@ class TestServer:
             found = re.fullmatch(r"the report is at http://127\.0\.0\.1:(\d+)/ until Ctrl-C\n", said)
             assert found, said
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 0
+            assert process.wait(PATIENCE) == 0
             assert (process.stdout.read(), process.stderr.read()) == ("ended\n", "")
             process.stderr.close()

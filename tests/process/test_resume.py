@@ -13,6 +13,7 @@ from fl_dist.storage.checkpoint import Manifest, folder_name, newest
 from tests.support import harness
 from tests.support.checkpoints import arguments, forked, newest_of, replaced_by_a_file, train_undisturbed
 from tests.support.harness import Lab, algorithm, python, saving_at_once
+from tests.support.marks import examples, timing
 from tests.support.processes import started_ranks, stopped
 from tests.support.run_folder import assert_same, results, rows, saved
 from tests.support.waiting import Hold, wait_for
@@ -49,7 +50,13 @@ def test_kills_one_after_another_change_nothing(calm: Path, tmp_path: Path) -> N
     assert_same(tmp_path, calm)
 
 
-@pytest.mark.parametrize(("point", "rank"), [("local:1", 1), ("reduce:3", 2), ("save-written:1", 1), ("server:4", 0)])
+@timing
+@pytest.mark.parametrize(
+    ("point", "rank"),
+    examples(
+        [("local:1", 1), ("reduce:3", 2), ("save-written:1", 1), ("server:4", 0)], [("local:1", 1), ("server:4", 0)]
+    ),
+)
 def test_a_rank_that_dies_is_named_and_ends_the_others(point: str, rank: int, calm: Path, tmp_path: Path) -> None:
     folder, hold = tmp_path / "run", Hold(tmp_path / "hold")
     faults = f"{point}@{rank}," + hold.at("broadcast:6")  # a save may take longer than all rounds
@@ -69,7 +76,11 @@ def test_a_rank_that_dies_is_named_and_ends_the_others(point: str, rank: int, ca
     assert_same(folder, calm)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT])
+@timing
+@pytest.mark.parametrize(
+    "number",
+    examples([signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT], [signal.SIGUSR1, signal.SIGTERM]),
+)
 def test_a_signal_to_any_rank_saves_and_asks_for_a_requeue(number: int, calm_long: Path, tmp_path: Path) -> None:
     more = ("rounds=40", "local.epochs=4")
     folder, victim, hold = tmp_path / "run", int(number) % 2, Hold(tmp_path / "hold")
@@ -87,6 +98,7 @@ def test_a_signal_to_any_rank_saves_and_asks_for_a_requeue(number: int, calm_lon
     assert_same(folder, calm_long)
 
 
+@timing
 def test_a_round_longer_than_the_grace_time_is_abandoned(tmp_path: Path) -> None:
     hold = Hold(tmp_path / "hold")
     endless = arguments(tmp_path / "run", "checkpoint.grace=1")
@@ -169,6 +181,7 @@ def test_no_whole_save_left_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no whole checkpoint is left" in capsys.readouterr().err
 
 
+@timing
 def test_a_second_job_on_the_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with started_ranks(1, arguments(tmp_path, "rounds=100000", "topology.server=shared")) as processes:
         wait_for(lambda: rows(tmp_path), "a round")
@@ -184,6 +197,7 @@ def test_metrics_cut_off_in_the_middle_of_a_line_are_mended(calm: Path, tmp_path
     assert_same(tmp_path, calm)
 
 
+@timing
 def test_a_run_that_is_not_saved_as_it_goes_is_saved_when_interrupted(calm_long: Path, tmp_path: Path) -> None:
     more = ("rounds=40", "local.epochs=4", "checkpoint.every=0")
     folder, hold = tmp_path / "run", Hold(tmp_path / "hold")
@@ -197,6 +211,7 @@ def test_a_run_that_is_not_saved_as_it_goes_is_saved_when_interrupted(calm_long:
     assert_same(folder, calm_long)
 
 
+@timing
 def test_an_interrupted_run_that_cannot_be_saved_does_not_ask_for_a_requeue(tmp_path: Path) -> None:
     with started_ranks(1, arguments(tmp_path, "rounds=100000", "topology.server=shared")) as (process,):
         wait_for(lambda: saved(tmp_path), "a save")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import fl_dist
+from tests.support.marks import exhaustive
 from tests.support.processes import environment, run
 from tests.support.run_folder import model_hash
 from tests.support.waiting import free_port
@@ -59,7 +60,7 @@ def test_every_rank_of_a_program_calls_it_alike(finished: fl_dist.Run, tmp_path:
     assert model_hash(tmp_path / "run") == model_hash(finished.path)
 
 
-@pytest.mark.parametrize("command", [["fl-dist"], [sys.executable, "-m", "fl_dist"]])
+@pytest.mark.parametrize("command", [["fl-dist"], pytest.param([sys.executable, "-m", "fl_dist"], marks=exhaustive)])
 def test_one_command_has_all_others(command: list[str], tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}:{environment()['PATH']}"
 

@@ -15,6 +15,7 @@ from fl_dist.data import shared
 from fl_dist.main import main
 from tests.support.processes import QUIET, run_ranks
 from tests.support.run_folder import model_hash
+from tests.support.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ class TestArrays:
         (tmp_path / "source").write_text("a")
         with_pipe = {"stdout": subprocess.PIPE, "text": True}
         ranks = [subprocess.Popen([sys.executable, "-c", program], **with_pipe) for _ in range(3)]  # type: ignore[call-overload]
-        assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["700\n"] * 3
+        assert [rank.communicate(timeout=PATIENCE)[0] for rank in ranks] == ["700\n"] * 3
         assert (tmp_path / "calls").read_text() == "made\n"
 
     def test_a_maker_that_was_killed_leaves_nothing_that_counts(self, cache: Path, tmp_path: Path) -> None:

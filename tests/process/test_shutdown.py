@@ -18,11 +18,12 @@ from fl_dist.machine.comm import host
 from fl_dist.machine.meeting import Lost, passes
 from fl_dist.monitor.console import STARTING
 from tests.support.checkpoints import replaced_by_a_file
+from tests.support.marks import examples, exhaustive, timing
 from tests.support.processes import QUIET, ROOT, Rank, environment, listening, started, stopped, torchrun
 from tests.support.run_folder import rows, saved
-from tests.support.waiting import free_port, wait_for
+from tests.support.waiting import PATIENCE, free_port, wait_for
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = timing
 SETTINGS = (
     *QUIET,
     "rounds=100000",
@@ -76,10 +77,10 @@ class Family:
         wait_for(lambda: rows(self.run) > 1 and saved(self.run) > 0, "the first save")
         return self
 
-    def code(self, seconds: float = 60) -> int:
+    def code(self, seconds: float = PATIENCE) -> int:
         return self.process.wait(seconds)
 
-    def ended(self, seconds: float = 60) -> None:
+    def ended(self, seconds: float = PATIENCE) -> None:
         self.process.wait(seconds)
         wait_for(lambda: not self.members(), "the end of all processes", seconds)
 
@@ -142,12 +143,12 @@ def test_a_server_that_is_stopped_at_the_meeting_is_named(tmp_path: Path) -> Non
         wait_for(lambda: listens(port), "rank 0")
         os.kill(server.pid, signal.SIGSTOP)
         with rank_of(2, 1, port, *settings) as worker:
-            output, _ = worker.communicate(30)
+            output, _ = worker.communicate()
     assert worker.returncode == 1
     assert "error: rank 0 of 2 did not come within 3 s (comm.meeting)\n" in output
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])
+@pytest.mark.parametrize("number", examples([signal.SIGKILL, signal.SIGUSR1], [signal.SIGKILL]))
 def test_ranks_save_and_end_when_torchrun_dies(number: int, tmp_path: Path) -> None:
     with family(tmp_path, *torchrun(2)[2:], "-m", "fl_dist.main") as job:
         job.after_a_round().process.send_signal(number)
@@ -156,13 +157,14 @@ def test_ranks_save_and_end_when_torchrun_dies(number: int, tmp_path: Path) -> N
     assert saved(job.run) == rows(job.run)
 
 
+@exhaustive
 def test_a_process_alone_outlives_its_shell(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "fl_dist.main", *SETTINGS, f"run.dir={tmp_path}", "rounds=20"]
     with started(
         ["sh", "-c", 'nohup "$@" > /dev/null 2>&1 & read -r _', "shell", *line], stdin=subprocess.PIPE
     ) as shell:
         wait_for(lambda: (tmp_path / "metrics.jsonl").exists(), "a round")
-        shell.communicate("\n", timeout=10)
+        shell.communicate("\n", timeout=PATIENCE)
         wait_for(lambda: (tmp_path / "model.safetensors").exists(), "the end of the run")
 
 
@@ -172,6 +174,7 @@ def test_a_rank_whose_parent_is_dead_already_ends_at_once() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, b"")
 
 
+@exhaustive
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_launcher_that_loses_torchrun_says_so(number: int, tmp_path: Path) -> None:
     with family(tmp_path, "launch.local", "-n", "2") as job:
@@ -194,6 +197,7 @@ def test_a_signal_ends_a_local_submission(tmp_path: Path) -> None:
     assert saved(job.run) == rows(job.run)
 
 
+@exhaustive
 def test_a_signal_to_the_launcher_alone_is_enough(tmp_path: Path) -> None:
     with family(tmp_path, "launch.submit", "--local", "--tasks-per-node", "2") as job:
         wait_for(lambda: job.rank(1), "rank 1")
@@ -202,6 +206,7 @@ def test_a_signal_to_the_launcher_alone_is_enough(tmp_path: Path) -> None:
         job.ended()
 
 
+@exhaustive
 def test_nothing_outlives_a_local_submission(tmp_path: Path) -> None:
     with family(tmp_path, "launch.submit", "--local", "--tasks-per-node", "2") as job:
         job.after_a_round().process.kill()
@@ -209,6 +214,7 @@ def test_nothing_outlives_a_local_submission(tmp_path: Path) -> None:
     assert saved(job.run) == rows(job.run)
 
 
+@exhaustive
 def test_nothing_outlives_a_local_sweep(tmp_path: Path) -> None:
     sweep = tmp_path / "sweep.yaml"
     settings = ", ".join(word.replace("=", ": ", 1) for word in SETTINGS)
@@ -221,31 +227,34 @@ def test_nothing_outlives_a_local_sweep(tmp_path: Path) -> None:
         job.ended()
 
 
+@exhaustive
 @pytest.mark.parametrize(("number", "missing"), [(0, 1), (1, 0)])
 def test_an_interrupted_meeting_ends_at_once(number: int, missing: int, tmp_path: Path) -> None:
     with rank_of(2, number, free_port(), *SETTINGS, f"run.dir={tmp_path / 'run'}") as rank:
         wait_for(lambda: hears(rank), "listening")
         os.kill(rank.pid, signal.SIGINT)
         began = time.monotonic()
-        output, _ = rank.communicate(30)
-        assert time.monotonic() - began < 8
+        output, _ = rank.communicate()
+        assert time.monotonic() - began < 16  # with nothing to wait for it would go on for minutes
     assert rank.returncode == 75
     assert output.splitlines()[-1] == f"error: interrupted while waiting for rank {missing} of 2; nothing had begun"
     assert not (tmp_path / "run").exists()
 
 
+@exhaustive
 def test_ranks_say_for_whom_they_wait_and_give_up(tmp_path: Path) -> None:
     port, settings = free_port(), (*SETTINGS, "comm.meeting=16", f"run.dir={tmp_path}")
     with rank_of(4, 0, port, *settings) as server, rank_of(4, 2, port, *settings) as worker:
-        output, _ = server.communicate(60)
-        assert worker.wait(60) == 1
+        output, _ = server.communicate()
+        assert worker.wait() == 1
     assert server.returncode == 1
-    waiting, error = output.splitlines()[1:]
-    assert re.fullmatch(r"waiting for ranks 1, 3 of 4 \(1\d s\)", waiting)
+    *waiting, error = output.splitlines()[1:]
+    assert waiting and all(re.fullmatch(r"waiting for ranks 1, 3 of 4 \(\d+ s\)", line) for line in waiting)
     gone = "ranks 1, 3 of 4 did not come within 16 s (comm.meeting)"
     assert error in (f"error: {gone}", f"error: rank 2 on {host()} failed: {gone}")  # whoever gives up first
 
 
+@exhaustive
 @pytest.mark.parametrize("launcher", ["launch.local", "torchrun"])
 def test_a_rank_that_dies_before_it_comes_ends_the_rest(launcher: str, tmp_path: Path) -> None:
     line = [*torchrun(3)[2:], "-m", "fl_dist.main"] if launcher == "torchrun" else ["launch.local", "-n", "3"]
@@ -255,11 +264,12 @@ def test_a_rank_that_dies_before_it_comes_ends_the_rest(launcher: str, tmp_path:
         began = time.monotonic()
         assert job.code() == 1
         job.ended()
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 30
     if launcher == "launch.local":
         assert job.errors()[-1] == "error: rank 2 was ended by SIGKILL; start the same command to resume"
 
 
+@exhaustive
 def test_a_run_that_could_not_be_saved_is_not_called_resumable(tmp_path: Path) -> None:
     with family(tmp_path, "launch.local", "-n", "2") as job:
         wait_for(lambda: saved(job.run) > 0, "a save")
@@ -273,7 +283,7 @@ def test_a_run_that_could_not_be_saved_is_not_called_resumable(tmp_path: Path) -
 
 def test_what_a_restart_cannot_mend_is_not_restarted(tmp_path: Path) -> None:
     with family(tmp_path, "launch.local", "-n", "2", "--max-restarts", "3", "data={name: npz, path: /none}") as job:
-        assert job.code(60) == 1
+        assert job.code() == 1
     assert job.output().count(STARTING) == 1
     assert [line[:37] for line in job.errors()] == ["error: data file /none does not exist"]
 
@@ -284,6 +294,7 @@ def test_machines_are_worth_a_restart_and_mistakes_are_not() -> None:
     assert all(map(passes, worth)) and not any(map(passes, vain))
 
 
+@exhaustive
 def test_one_node_listens_on_loopback_only_and_leaves_nothing(tmp_path: Path) -> None:
     with family(tmp_path, "launch.local", "-n", "2", "--max-restarts", "1") as job:
         job.after_a_round()

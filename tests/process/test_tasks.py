@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.marks import examples
 from tests.support.processes import ROOT, run_ranks
 from tests.support.run_folder import model_hash
 from tests.support.task_runs import (
@@ -66,7 +67,7 @@ def class_loss(apply: Apply) -> Loss:
         (["layers.0.weight", "layers.2*"], ["layers.0.weight", "layers.2.weight", "layers.2.bias"]),
     ],
 )
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedsam"])
+@pytest.mark.parametrize("method", examples(["fedavg", "scaffold", "fedsam"], ["scaffold"]))
 def test_only_what_is_to_be_trained_moves_and_travels(
     method: str, patterns: list[str], moving: list[str], desk: Path
 ) -> None:
@@ -246,7 +247,7 @@ def similarity(a: Tensor, b: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("layer", ["body", "body.1"])
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedsam"])
+@pytest.mark.parametrize("method", examples(["fedavg", "scaffold", "fedsam"], ["scaffold"]))
 def test_moon_as_a_part_is_moon(method: str, layer: str, desk: Path) -> None:
     """Li, He, Song: Model-Contrastive Federated Learning, 2021; alone, and with the parts of other methods."""
     rng = np.random.default_rng(13)

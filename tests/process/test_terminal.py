@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fl_dist.storage.folder import LOCK
+from tests.support.marks import examples, exhaustive
 from tests.support.processes import QUIET, environment, run
 from tests.support.run_folder import metrics
 
@@ -23,12 +24,12 @@ class TestTerminal:
     @pytest.mark.parametrize(
         "command",
         [
-            "RUN >&-",
-            "RUN 2>&-",
+            pytest.param("RUN >&-", marks=exhaustive),
+            pytest.param("RUN 2>&-", marks=exhaustive),
             "RUN <&- >&- 2>&-",
             "RUN > /dev/full 2> /dev/full",
             "RUN | head -1; exit ${PIPESTATUS[0]}",
-            "RUN seed=true > /dev/full 2> /dev/full; [ $? = 2 ] && RUN >/dev/null",
+            pytest.param("RUN seed=true > /dev/full 2> /dev/full; [ $? = 2 ] && RUN >/dev/null", marks=exhaustive),
         ],
     )
     def test_a_run_needs_no_terminal(self, command: str, tmp_path: Path) -> None:
@@ -52,13 +53,14 @@ class TestTerminal:
         code, output = run(["bash", "-c", f"{words} | head -1; exit ${{PIPESTATUS[0]}}"])
         assert code == 0 and output.count("\n") == 1
 
+    @exhaustive
     def test_ranks_of_a_launcher_too(self, tmp_path: Path) -> None:
         words = shlex.join([sys.executable, "-m", "launch.local", "-n", "2", *SMALL, f"run.dir={tmp_path}"])
         code, output = run(["bash", "-c", f"{words} | head -1; exit ${{PIPESTATUS[0]}}"])
         assert code == 0 and output.count("\n") == 1, output
 
 
-@pytest.mark.parametrize("program", ["fl_dist.main", "launch.local", "launch.sweep"])
+@pytest.mark.parametrize("program", examples(["fl_dist.main", "launch.local", "launch.sweep"], ["fl_dist.main"]))
 def test_an_interrupt_during_the_imports_is_no_traceback(program: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fl_dist.main import main
+from tests.support.marks import exhaustive
 from tests.support.models import CIFAR
 from tests.support.processes import QUIET, run_ranks
 from tests.support.run_folder import model_hash, results
@@ -47,6 +48,7 @@ def alone(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@exhaustive
 def test_three_ranks_give_the_bits_of_one_process(images: Path, alone: Path, tmp_path: Path) -> None:
     codes, outputs = run_ranks(3, *arguments(images, tmp_path))
     assert not any(codes), outputs

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.run_folder import metrics, model_hash
 from tests.support.user_guide import blocks, file_of, install, variables, write_files
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.exhaustive
 
@@ -27,7 +28,12 @@ def desk(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_files(folder)
     for command in [command for snippet in blocks("sh") for command in snippet.commands()]:
         done = subprocess.run(
-            ["bash", "-c", command], cwd=folder, env=variables(installed), capture_output=True, text=True, timeout=120
+            ["bash", "-c", command],
+            cwd=folder,
+            env=variables(installed),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
     return folder
@@ -54,7 +60,12 @@ def test_a_language_model_learns(desk: Path) -> None:
 def test_the_cells_run_in_a_notebook(desk: Path, installed: Path) -> None:
     cells = "\n".join(snippet.text for snippet in blocks("python") if file_of(snippet) is None)
     done = subprocess.run(
-        [sys.executable, "-c", cells], cwd=desk, env=variables(installed), capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", cells],
+        cwd=desk,
+        env=variables(installed),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert "Run('runs/alone', finished, 6 of 6 rounds) 0.05 [" in done.stdout

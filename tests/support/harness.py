@@ -6,6 +6,7 @@ As a program, this file starts the ranks of distributed jobs (see `Lab.on_worker
 
 import contextlib
 import hashlib
+import inspect
 import json
 import multiprocessing
 import os
@@ -21,7 +22,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fl_dist import config as configuration
+from fl_dist.algorithms import algorithms
 from fl_dist.common.randomness import torch_generator
+from fl_dist.core import Part
 from fl_dist.engine.client import LocalTraining
 from fl_dist.engine.world import World
 from fl_dist.main import main
@@ -82,6 +85,21 @@ CASES: dict[str, Case] = {
     "fedgmt": Case({**DUAL, **TEACHER}, (2, 1), 2, 1, 3),
     "fedgmt_v2": Case({**DUAL, **TEACHER}, (2, 1), 1, 1, 3),
 }
+
+HOOKS = [name for name, value in vars(Part).items() if inspect.isfunction(value) and not name.startswith("_")]
+
+
+def hooks(name: str) -> list[str]:
+    """Those that some part of the algorithm has."""
+    parts = [type(part) for part in algorithms.build(name, {}).parts]
+    return [hook for hook in HOOKS if any(getattr(part, hook) is not getattr(Part, hook) for part in parts)]
+
+
+def representatives() -> set[str]:
+    """For each hook the algorithm that has it and least else; and FedAvg, which has none."""
+    found = {name: hooks(name) for name in algorithms}
+    return {"fedavg"} | {min((len(has), name) for name, has in found.items() if hook in has)[1] for hook in HOOKS}
+
 
 SIZES = (3, 5, 6, 8, 11)
 """Rows of each client: with batches of 4, from one step to three an epoch."""

@@ -11,10 +11,12 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import yaml
+from torch import nn
 
 from fl_dist.common import reading
 from fl_dist.common.reading import DEEPEST, Unreadable, as_yaml, parse, read_yaml
@@ -25,10 +27,13 @@ from fl_dist.storage.folder import LOCK, FolderInUse, FolderLost, RunFolder
 from fl_dist.storage.metrics import DAMAGED, MetricsFile
 from launch import local, status, sweep
 from tests.support.data_files import npz, save_npz
+from tests.support.marks import examples
 from tests.support.processes import QUIET
 
 SMALL = (*QUIET, "rounds=1", "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}", "local.epochs=1")
 Captured = pytest.CaptureFixture[str]
+pytestmark = pytest.mark.timeout(120)
+"""Nothing here may hang."""
 
 
 def one_line(capsys: Captured) -> str:
@@ -71,11 +76,9 @@ class TestText:
     def test_a_bad_file_is_named_in_one_line(self, case: str, tmp_path: Path, capsys: Captured) -> None:
         text, message = self.BAD[case]
         (tmp_path / "mine.yaml").write_text(text)
-        began = time.monotonic()
         assert main([str(tmp_path / "mine.yaml")]) == 2
         error = one_line(capsys)
         assert message in error and str(tmp_path / "mine.yaml") in error
-        assert time.monotonic() - began < 5
 
     @pytest.mark.parametrize("case", ["deep", "unknown tag", "bomb", "twice in JSON", "endless number", "unclosed"])
     def test_so_is_a_bad_value_of_the_command_line(self, case: str, capsys: Captured) -> None:
@@ -118,7 +121,7 @@ class TestText:
         values = [*self.VALUES, *(v for v in self.VALUES.values() if v == v), "a\nb", "é", "-", 1e22, 1e-7]
         assert parse(as_yaml({"k": values, "again": values})) == {"k": values, "again": values}
 
-    @pytest.mark.parametrize("style", ["json", "flow", "block"])
+    @pytest.mark.parametrize("style", examples(["json", "flow", "block"], ["json"]))
     def test_a_long_schedule_is_read_at_once(self, style: str, tmp_path: Path) -> None:
         rounds = [[k % 97, 100 + k % 89, 200 + k % 83] for k in range(70_000 if style != "block" else 50_000)]
         flow = "\n".join(f"- {r}" for r in rounds)
@@ -128,7 +131,7 @@ class TestText:
         (tmp_path / "schedule").write_text(text)
         began = time.process_time()
         assert read_yaml(tmp_path / "schedule") == rounds
-        assert time.process_time() - began < 2
+        assert time.process_time() - began < 20  # a loader in plain Python takes minutes
 
     def test_a_configuration_may_be_json(self, tmp_path: Path, capsys: Captured) -> None:
         (tmp_path / "mine.json").write_text('{"rounds": 7, "local": {"lr": 0.5}}')
@@ -157,7 +160,6 @@ class TestText:
 class TestSizes:
     BAD = [
         ("model={name: mlp, hidden: [1000000000000]}", "model.hidden.0 (set in the command line): input should be"),
-        ("model={name: mlp, hidden: [1000000, 1000000]}", "not enough memory ("),
         ("topology.threads=100000", "topology.threads (set in the command line): input should be less than or equal"),
         ("clients.per_round=1000000000", "clients.per_round (set in the command line): input should be less than"),
         ("clients.total=1000000000", "clients.total (set in the command line): input should be less than or equal to"),
@@ -178,10 +180,18 @@ class TestSizes:
     def test_what_no_machine_can_do_is_refused(
         self, override: str, message: str, check: tuple[str, ...], tmp_path: Path, capsys: Captured
     ) -> None:
-        began = time.monotonic()
         assert main([*check, *SMALL, f"run.dir={tmp_path / 'run'}", override]) in (1, 2)
         assert message in one_line(capsys)
-        assert time.monotonic() - began < 10
+
+    @pytest.mark.parametrize("check", [(), ("--check",)], ids=["run", "check"])
+    def test_memory_that_is_not_there_is_said(
+        self, check: tuple[str, ...], tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In the words of torch for an allocation that the system refuses."""
+        refused = RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory")
+        monkeypatch.setattr(nn, "Linear", mock.Mock(side_effect=refused))
+        assert main([*check, *SMALL, f"run.dir={tmp_path / 'run'}"]) in (1, 2)
+        assert "not enough memory (" in one_line(capsys)
 
     def test_a_schedule_has_enough_survivors(self, capsys: Captured) -> None:
         assert main(["--check", *SMALL, "clients.schedule=[[0, 1, 2]]", "clients.min_survivors=3"]) == 0
@@ -208,9 +218,7 @@ class TestData:
                 new.writestr(member, data if member == f"{name}.npy" else content)
 
     def refused(self, path: Path, capsys: Captured) -> str:
-        began = time.monotonic()
         assert main(["--check", *SMALL, *npz(path)]) == 2
-        assert time.monotonic() - began < 10
         error = one_line(capsys)
         assert f"data file {path}" in error
         return error
@@ -390,10 +398,8 @@ class TestCommandLine:
     )
     def test_bad_sweeps(self, text: str, message: str, tmp_path: Path, capsys: Captured) -> None:
         (tmp_path / "s.yaml").write_text(text)
-        began = time.monotonic()
         assert sweep.main([str(tmp_path / "s.yaml"), "--dry-run"]) == 2
         assert message in one_line(capsys)
-        assert time.monotonic() - began < 5
 
     def test_no_jobs_at_a_time(self, capsys: Captured) -> None:
         with pytest.raises(SystemExit) as end:
@@ -431,10 +437,8 @@ class TestLock:
         first, second, config = RunFolder(tmp_path), RunFolder(tmp_path), self.config(tmp_path)
         first.claim(config)
         for _ in range(2):
-            began = time.monotonic()
             with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()} on "):
                 second.claim(config)
-            assert time.monotonic() - began < 5
         first.release()
         second.claim(config)
         second.release()

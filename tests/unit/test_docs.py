@@ -28,7 +28,7 @@ NEW_ALGORITHM, YOURS = "add-an-algorithm.md", "yours.md"
 def test_the_table_of_algorithms_is_the_programs(document: str, capsys: pytest.CaptureFixture[str]) -> None:
     show_algorithms(["--markdown"])
     table, _, reports = capsys.readouterr().out.strip().split("\n\n")
-    assert len(table.splitlines()) == 2 + len(algorithms)
+    assert len(table.splitlines()) == 2 + len([*algorithms])
     assert table in (ROOT / document).read_text()
     assert document == "README.md" or reports in (ROOT / document).read_text()
 
@@ -99,7 +99,8 @@ def test_configurations_in_the_documents_are_valid(snippet: Snippet, tmp_path: P
     (tmp_path / "my.yaml").write_text("rounds: 3\n")
     (tmp_path / "sweep.yaml").write_text(snippet.text)
     _, cells = sweeps.read(str(tmp_path / "sweep.yaml"))
-    assert len(cells) == math.prod(map(len, text["grid"].values())) * len(text.get("list", [{}]))
+    chosen = [*text["grid"].values(), *(text[key] for key in ("rows", "columns", "list") if key in text)]
+    assert len(cells) == math.prod(map(len, chosen))
 
 
 def test_the_part_in_the_readme_is_the_one_that_runs() -> None:

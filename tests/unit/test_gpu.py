@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fl_dist.algorithms import algorithms
-from fl_dist.algorithms.memory import needs
 from fl_dist.config import Topology, validate
 from fl_dist.core import Vars
 from fl_dist.diagnose import main as diagnose
@@ -37,7 +36,8 @@ from tests.support.gpu_runs import (
     diagnosed,
     small_models,
 )
-from tests.support.harness import Settings, algorithm, merge
+from tests.support.harness import Settings, algorithm, merge, representatives
+from tests.support.marks import examples
 from tests.support.processes import QUIET
 from tests.support.run_folder import model_hash, results
 
@@ -98,6 +98,17 @@ CASES = {
 
 ROUNDED = ("model resnet8_gn", "model resnet18", "model resnet18_gn")
 """Where paths join, gradients of pretended tensors may lie otherwise in memory; for that the CPU has another kernel."""
+CHOSEN = {
+    "model cnn",
+    "model lenet5",
+    "model vit_cifar",
+    "model resnet8_gn",
+    "model mlp",
+    *(f"task {name}" for name in TASKS),
+    *OTHERS,
+}
+CHOSEN |= {f"algorithm {name}" for name in representatives()}
+"""A model of each kind of layers, and an algorithm for each hook."""
 
 
 class Letters(nn.Module):
@@ -118,11 +129,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 class TestSameBits:
-    @pytest.mark.parametrize("name", [name for name in CASES if name not in ROUNDED])
+    @pytest.mark.parametrize("name", examples([name for name in CASES if name not in ROUNDED], CHOSEN))
     def test_as_on_the_cpu(self, lab: Lab, name: str) -> None:
         assert_same(lab.pair(name, CASES[name]))
 
-    @pytest.mark.parametrize("name", ROUNDED)
+    @pytest.mark.parametrize("name", examples(ROUNDED, CHOSEN))
     def test_as_on_the_cpu_but_for_rounding(self, lab: Lab, name: str) -> None:
         pair = lab.pair(name, CASES[name])
         here, there = (load_file(folder / "model.safetensors") for folder in (pair.cpu, pair.gpu))
@@ -158,13 +169,15 @@ def assert_same(pair: Pair) -> None:
 
 class TestWaits:
     # How many tokens are no padding is not known before they are there: one wait a step.
-    @pytest.mark.parametrize("name", [name for name in CASES if name != "task next_token"])
+    @pytest.mark.parametrize("name", examples([name for name in CASES if name != "task next_token"], CHOSEN))
     def test_none_between_the_first_and_the_last_step_of_a_client(self, lab: Lab, name: str) -> None:
         pair = lab.pair(name, CASES[name])
         assert all(c.last - c.first > 1 for c in pair.clients)
         assert {(w.what, w.where) for w in pair.within_steps()} == set()
 
-    @pytest.mark.parametrize("name", [name for name in CASES if name not in ("task next_token", "saves")])
+    @pytest.mark.parametrize(
+        "name", examples([name for name in CASES if name not in ("task next_token", "saves")], CHOSEN)
+    )
     def test_the_host_looks_at_what_a_client_made_once(self, lab: Lab, name: str) -> None:
         for client in lab.pair(name, CASES[name]).clients:
             *before, look = client.waits
@@ -204,14 +217,6 @@ def test_pinned_memory_counts_as_what_it_takes(tmp_path: Path) -> None:
     for client in range(2):
         states.store(client, Vars(h=torch.ones(250)))
     assert states._mapped == set()
-
-
-def test_memory_is_what_the_table_says(tmp_path: Path) -> None:
-    """Of all algorithms: that of a model on the device, and that of a round of the chain on a stand-in."""
-    told = {name: needs(algorithms.build(name, {})) for name in algorithms}
-    measured = gpu.peaks(tmp_path, list(algorithms))
-    assert {name: tuple(map(round, both)) for name, both in measured.items()} == told
-    assert told["fedavg"].worker <= 30 and told["fedavg"].server <= 40
 
 
 class Pools(nn.Sequential):

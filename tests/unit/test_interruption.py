@@ -11,9 +11,11 @@ from tests.support.harness import (
     SCHEDULE,
     Lab,
     algorithm,
+    representatives,
     run,
     saving_at_once,
 )
+from tests.support.marks import examples
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +24,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 
 class TestInterruption:
-    @pytest.mark.parametrize("name", [*algorithms])
+    @pytest.mark.parametrize("name", examples(algorithms, representatives()))
     def test_state_survives_save_and_load(self, lab: Lab, name: str) -> None:
         config, folder = lab.config(algorithm(name), checkpoint={"every": 2}), lab.folder / f"broken-{name}"
         with failing_at(sum(map(len, SCHEDULE[:2])) + 2), saving_at_once():

@@ -46,9 +46,11 @@ from tests.support.harness import (
     Run,
     Settings,
     algorithm,
+    representatives,
     run,
     watching_clients,
 )
+from tests.support.marks import examples
 
 NEAR = {"rtol": 0, "atol": 1e-10}
 LAYERS = [FEATURES, *HIDDEN, CLASSES]
@@ -313,12 +315,12 @@ class TestState:
 class TestClientOrder:
     """Nothing of one client may reach the next."""
 
-    @pytest.mark.parametrize("name", [*algorithms])
+    @pytest.mark.parametrize("name", examples(algorithms, representatives()))
     def test_a_reversed_schedule_gives_the_same_bits(self, lab: Lab, name: str) -> None:
         turned = {"clients": {"schedule": [cohort[::-1] for cohort in SCHEDULE]}}
         assert lab.run(lab.config(algorithm(name), **turned)).sha == lab.run(lab.config(algorithm(name))).sha
 
-    @pytest.mark.parametrize("name", [*algorithms])
+    @pytest.mark.parametrize("name", examples(algorithms, representatives()))
     def test_clients_under_other_numbers_give_the_same_bits(self, lab: Lab, name: str) -> None:
         """With full batches nothing is drawn, and the clients run in another order."""
         last = len(SIZES) - 1
@@ -336,13 +338,13 @@ class TestBatchNorm:
 
     MODEL = {"name": "cnn", "norm": "batch"}
 
-    @pytest.mark.parametrize("name", [*algorithms])
+    @pytest.mark.parametrize("name", examples(algorithms, representatives()))
     def test_each_batch_counts_once(self, lab: Lab, name: str) -> None:
         once = {"rounds": 2, "clients": {"schedule": [[4], [4]]}, "local": {"epochs": 1}, "model": self.MODEL}
         buffers = lab.run(lab.on_images(algorithm(name), **once)).buffers
         assert {int(v) for n, v in buffers.items() if n.endswith("num_batches_tracked")} == {2 * 3}
 
-    @pytest.mark.parametrize("name", [*algorithms])
+    @pytest.mark.parametrize("name", examples(algorithms, representatives()))
     def test_a_first_step_leaves_the_statistics_of_plain_averaging(self, lab: Lab, name: str) -> None:
         """In the first step every algorithm asks for the gradient at the model itself, before anything else."""
         local = {"epochs": 1, "batch_size": "full"}

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from PIL import Image
 from fl_dist.data import datasets, shared
 from fl_dist.engine.rows import AHEAD, Rows
 from tests.support.requirements import published
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -232,9 +232,7 @@ class TestRows:
         batches = self.rows(0).taken(torch.arange(20).split(1))
         next(batches)
         batches.close()  # type: ignore[attr-defined]
-        until = time.monotonic() + 5
-        while threading.active_count() > before and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_for(lambda: threading.active_count() <= before, "the end of the threads")
         assert threading.active_count() == before
 
 

@@ -12,6 +12,9 @@ import torch
 
 from fl_dist.machine import wire
 from fl_dist.machine.wire import MOST, PIECE, Wire
+from tests.support.marks import timing
+
+pytestmark = timing
 
 Ranks = list[Wire]
 
