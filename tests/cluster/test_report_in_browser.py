@@ -33,19 +33,13 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
-
-
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-
-
 DRAWN = (
     "return [...document.querySelectorAll('.plot')].filter(n => n.querySelector('svg.main-svg path, canvas')).length"
 )
-
-
 SLOW = """const react = Plotly.react;
 Plotly.react = (...all) => {
   const end = performance.now() + 4000;

@@ -73,7 +73,7 @@ def arguments(folder: Path, run: Path, name: str, *more: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("ranks", "server"),
-    examples([(2, "dedicated"), (2, "shared"), (3, "dedicated"), (3, "shared")], [(2, "shared"), (3, "dedicated")]),
+    examples([(2, "dedicated"), (2, "shared"), (3, "dedicated"), (3, "shared")], [(3, "dedicated")]),
 )
 def test_the_numbers_are_those_of_one_process(folder: Path, tmp_path: Path, ranks: int, server: str) -> None:
     runs = [(where, name) for where in WHERE for name in SETTINGS]

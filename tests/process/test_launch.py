@@ -114,6 +114,7 @@ def test_ranks_do_not_outlive_their_launcher(config, tmp_path):
         wait_for(lambda: not ranks(tmp_path / "run"), "the end of the ranks")
 
 
+@exhaustive
 def test_a_terminal_stays_a_terminal(config, tmp_path):
     code, output = in_terminal("launch.local", config, f"run.dir={tmp_path}/run", "-n", "2", "rounds=2")
     assert code == 0, output

@@ -143,7 +143,7 @@ def test_a_damaged_save_is_named_and_the_one_before_is_used(
     assert_same(tmp_path, calm)
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", examples(HOW, ["flip"]))
 def test_any_one_damaged_file_loses_nothing(
     how: str, calm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,7 +60,8 @@ def test_every_rank_of_a_program_calls_it_alike(finished: fl_dist.Run, tmp_path:
     assert model_hash(tmp_path / "run") == model_hash(finished.path)
 
 
-@pytest.mark.parametrize("command", [["fl-dist"], pytest.param([sys.executable, "-m", "fl_dist"], marks=exhaustive)])
+@exhaustive
+@pytest.mark.parametrize("command", [["fl-dist"], [sys.executable, "-m", "fl_dist"]])
 def test_one_command_has_all_others(command: list[str], tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}:{environment()['PATH']}"
 

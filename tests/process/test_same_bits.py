@@ -40,9 +40,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("workers", "server"),
-    examples(
-        itertools.product((1, 2, 3, 4), ("dedicated", "shared")), [(1, "dedicated"), (3, "shared"), (4, "dedicated")]
-    ),
+    examples(itertools.product((1, 2, 3, 4), ("dedicated", "shared")), [(3, "shared"), (4, "dedicated")]),
 )
 def test_any_number_of_workers_gives_the_bits_of_one_process(
     alone: Path, tmp_path: Path, server: str, workers: int

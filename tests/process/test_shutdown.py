@@ -281,6 +281,7 @@ def test_a_run_that_could_not_be_saved_is_not_called_resumable(tmp_path: Path) -
     assert list(job.temporary.iterdir()) == []
 
 
+@exhaustive
 def test_what_a_restart_cannot_mend_is_not_restarted(tmp_path: Path) -> None:
     with family(tmp_path, "launch.local", "-n", "2", "--max-restarts", "3", "data={name: npz, path: /none}") as job:
         assert job.code() == 1

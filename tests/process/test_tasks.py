@@ -121,8 +121,6 @@ class Normed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.norm(self.first(x)).tanh())
 """
-
-
 NORMED_SHAPES = {
     "first.weight": (5, 4),
     "first.bias": (5,),
@@ -216,8 +214,6 @@ class Moon(Part):
         i.previous.copy_(s.x + delta)
         return {}
 """
-
-
 MOON_SHAPES = {
     "body.0.weight": (5, 4),
     "body.0.bias": (5,),
@@ -226,8 +222,6 @@ MOON_SHAPES = {
     "head.weight": (3, 4),
     "head.bias": (3,),
 }
-
-
 WEIGHT, SHARPNESS = 2.0, 0.5
 
 

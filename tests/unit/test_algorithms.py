@@ -27,20 +27,10 @@ from tests.support.harness import (
 )
 
 EXACT = {"rtol": 0, "atol": 1e-9}
-
-
 ORACLES = sorted((Path(reference.__file__).parent / "oracles").glob("*/case.json"))
-
-
 SERVER_NAMES = {"h_bar": "h", "delta": "direction", "c_scalar": "share"}
-
-
 CLIENT_NAMES = {"o_i": "old", "Lambda_i": "scale", "b_i": "shift"}
-
-
 UNSET = {"o_i": np.nan, "e_i": np.nan, "Lambda_i": 1.0}
-
-
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("fedspeed", {"alpha": 0.4}),
     ("fedspeed", {"normalise": False}),

@@ -26,8 +26,6 @@ from tests.support.processes import QUIET
 from tests.support.run_folder import metrics
 
 SMALL = (*QUIET, "rounds=3", "clients={total: 6, per_round: 4}", "local={epochs: 1, batch_size: 10, lr: 0.05}")
-
-
 ALONE, TOGETHER = False, True
 
 

@@ -42,17 +42,9 @@ from tests.support.processes import QUIET
 from tests.support.run_folder import model_hash, results
 
 IMAGES, LARGER, LARGEST = ({"data": {"path": f"{side}.npz"}} for side in (8, 16, 32))
-
-
 TEXT, NUMBERS = ({"data": {"path": f"{kind}.npz"}} for kind in ("text", "numbers"))
-
-
 BATCH_NORM = {"name": "cnn", "norm": "batch", "dropout": 0.3}
-
-
 EXACT = {"local": {"precision": "float64"}}
-
-
 MODELS: dict[str, Settings] = {
     "cnn": IMAGES,
     "emnist_cnn": IMAGES,
@@ -66,15 +58,11 @@ MODELS: dict[str, Settings] = {
     "vgg11": LARGEST,
     "vit_cifar": IMAGES,
 }
-
-
 TASKS: dict[str, Settings] = {
     "classification": {},
     "regression": {**NUMBERS, "task": "regression"},
     "next_token": {**TEXT, "task": {"name": "next_token", "padding": 0}, "model": "tests.unit.test_gpu:Letters"},
 }
-
-
 OTHERS: dict[str, Settings] = {
     "crop_flip": {**IMAGES, "augment": {"name": "crop_flip", "padding": 1}},
     "some crops": {**IMAGES, "augment": {"name": "crop_flip", "padding": 1, "share": 0.5}},
@@ -86,16 +74,12 @@ OTHERS: dict[str, Settings] = {
     "rows beyond memory": {**IMAGES, "topology": {"data_memory": 0}},
     "saves": {"algorithm": algorithm("scaffold"), "checkpoint": {"every": 1}},
 }
-
-
 CASES = {
     **{f"algorithm {name}": case for name, case in ALGORITHMS.items()},
     **{f"model {name}": merge({"model": {"name": name}}, case) for name, case in MODELS.items()},
     **{f"task {name}": case for name, case in TASKS.items()},
     **OTHERS,
 }
-
-
 ROUNDED = ("model resnet8_gn", "model resnet18", "model resnet18_gn")
 """Where paths join, gradients of pretended tensors may lie otherwise in memory; for that the CPU has another kernel."""
 CHOSEN = {

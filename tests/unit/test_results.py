@@ -39,8 +39,6 @@ dir: out
 table: {measure: mean, last: 3}
 """
 RISING = (0.2, 0.5, 0.7, 0.8, 0.9)
-
-
 asked = asker(main)
 
 

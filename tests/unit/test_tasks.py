@@ -131,8 +131,6 @@ def test_regression_is_the_formula(method: str, kind: str, columns: int, desk: P
 # Tokens
 
 WORDS, LENGTH, PADDING = 7, 6, 2
-
-
 READER = """
 from torch import Tensor, nn
 
@@ -146,8 +144,6 @@ class Reader(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.read(self.embed(tokens))[0])
 """
-
-
 READER_SHAPES = {
     "embed.weight": (WORDS, 4),
     "read.weight_ih_l0": (12, 4),
