@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path, PurePosixPath
-from typing import cast
+from typing import IO, cast
 
 from tqdm import tqdm
 
@@ -151,23 +151,35 @@ def _move(entry: Path, place: Path) -> None:
 
 
 def _extract(archive: Path, folder: Path) -> None:
-    """Nothing outside the folder, no links, no devices."""
+    """Plain files below the folder: nothing outside of it, no links, no devices."""
     print(f"{archive.name}: extracting", flush=True)
     try:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as packed:
-                packed.extractall(folder, list(_safe(packed)))  # noqa: S202
-        else:
-            with tarfile.open(archive) as tape:
-                tape.extractall(folder, (m for m in tape if m.isfile() or m.isdir()), filter="data")
+        for name, content in _files(archive):
+            place = folder / _inside(name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with open(place, "wb") as file:
+                shutil.copyfileobj(content, file, 1 << 20)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, OSError, EOFError) as e:
         raise ValueError(f"{archive.name} cannot be extracted: {message(e)}") from None
 
 
-def _safe(packed: zipfile.ZipFile) -> Iterator[str]:
-    for entry in packed.infolist():
-        path = PurePosixPath(entry.filename)
-        if path.is_absolute() or ".." in path.parts:
-            raise zipfile.BadZipFile(f"it holds {entry.filename}, which lies outside")
-        if entry.external_attr >> 28 != 0xA:  # a symbolic link
-            yield entry.filename
+def _files(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as packed:
+            for entry in packed.infolist():
+                if not entry.is_dir() and entry.external_attr >> 28 != 0xA:  # a symbolic link
+                    with packed.open(entry) as content:
+                        yield entry.filename, content
+        return
+    with tarfile.open(archive) as tape:
+        for member in tape:
+            if member.isfile() and (data := tape.extractfile(member)):
+                with data:
+                    yield member.name, data
+
+
+def _inside(name: str) -> PurePosixPath:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise tarfile.TarError(f"it holds {name}, which lies outside")
+    return path
