@@ -3,11 +3,15 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.requirements import required
 
 LAYERS = ("cluster", "process", "unit")
 """In the order in which they begin: what waits most comes first, what is short fills the end."""
+
+settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,7 @@
 """The folders are the architecture: imports go one way, and every module stands in the document."""
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -85,3 +86,13 @@ def test_the_document_names_every_folder_and_module() -> None:
     assert [m for m in names if f"{m.rpartition('.')[2]}.py" not in told] == []
     folders = [name.rpartition(".")[2] for name in LAYERS if (ROOT / name.replace(".", "/")).is_dir()]
     assert [name for name in folders if f"{name}/" not in told] == []
+
+
+def test_no_test_module_imports_another() -> None:
+    """What tests share is in `tests/support`, and waits for things in one way."""
+    files = [path for layer in ("unit", "process", "cluster") for path in (ROOT / "tests" / layer).rglob("*.py")]
+    assert len(files) > 60
+    found = [path.name for path in files if re.search(r"^(from|import) tests\.(?!support)", path.read_text(), re.M)]
+    assert found == []
+    waits = [p.name for p in (ROOT / "tests").rglob("*.py") if re.search(r"def (wait_for|free_port)\(", p.read_text())]
+    assert waits == ["waiting.py"]

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -65,7 +65,6 @@ def test_measured_times_decide_who_evaluates(
     send=st.floats(0, 10),
     ranks=st.integers(2, 64),
 )
-@settings(deadline=None)
 def test_a_choice_costs_at_most_two_evaluations_by_all_ranks(
     alone: float, together: float, beside: float, send: float, ranks: int
 ) -> None:

@@ -52,7 +52,7 @@ def test_exact_sums_do_not_depend_on_order_or_split() -> None:
     size=st.floats(1e-6, 4096),
     seed=st.integers(0, 100),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_mean_is_exact_to_the_bound_for_unequal_clients(mode: str, counts: list[int], size: float, seed: int) -> None:
     """Also when only the lightest clients of 1,000 take part in a round."""
     most = max(counts) if mode == "one word" else 50_000
@@ -78,7 +78,7 @@ def test_a_second_word_is_sent_only_for_unequal_clients() -> None:
     values=st.lists(st.floats(-(2.0**36), 2.0**36), min_size=1, max_size=9),
     weights=st.lists(st.floats(1e-5, 1.0), min_size=9, max_size=9),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_mean_of_numbers_holds_counts_and_fractions(values: list[float], weights: list[float]) -> None:
     up = Uplink({"v": 1}, 9, "exact", CPU, least=1e-5, numbers=["v"])
     for value, weight in zip(values, weights, strict=False):

@@ -301,7 +301,7 @@ def test_settings_out_of_range_are_errors(settings: dict[str, Any]) -> None:
 
 
 @given(clients=st.integers(1, 40), classes=st.integers(1, 9), each=st.integers(40, 90), seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_balanced_parts_have_as_much_of_each_class(clients: int, classes: int, each: int, seed: int) -> None:
     labels = balanced_labels(classes, each)
     parts = split("balanced", {}, labels, clients, seed, None)

@@ -30,7 +30,7 @@ def test_bernoulli_cohorts_have_the_mean_and_are_never_empty() -> None:
     workers=st.integers(1, 6),
     homes=st.lists(st.integers(0, 9), min_size=30, max_size=30),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_assignment_is_complete_and_balanced(costs: list[float], workers: int, homes: list[int]) -> None:
     loads = dict.fromkeys(range(workers), 0.0)
     placed = plan.assign(dict(enumerate(costs)), range(workers), {}, dict(enumerate(homes)))
@@ -64,7 +64,7 @@ def test_longest_first_uses_measured_speeds() -> None:
     speeds=st.lists(st.sampled_from([0.5, 1.0]), min_size=1, max_size=6),
     homes=st.lists(st.integers(0, 9), min_size=100, max_size=100),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_client_without_room_at_home_goes_where_it_ends_soonest(
     costs: dict[int, float], speeds: list[float], homes: list[int]
 ) -> None:

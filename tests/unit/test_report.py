@@ -282,7 +282,7 @@ class TestWhatIsMissing:
         append(folder, row(6) | odd | {"method": 3, "spread": [], "workers": {"1": None}, "diagnostics": {"a": 1}})
         assert data(folder)["figures"]["curves/0.0/test_loss"]["data"][0]["x"] == [1, 2, 3, 4, 5]
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(
         st.dictionaries(
             st.sampled_from(
@@ -347,7 +347,6 @@ class TestText:
 
 
 class TestLines:
-    @settings(deadline=None)
     @given(
         st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300),
         st.integers(min_value=4, max_value=60),

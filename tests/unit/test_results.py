@@ -880,7 +880,7 @@ ACCURACY = st.one_of(st.none(), st.integers(0, 1000).map(lambda k: k / 1000))
 RUNS = st.lists(st.lists(ACCURACY, min_size=1, max_size=7), min_size=1, max_size=3)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     runs=RUNS,
     rounds=st.integers(1, 8),

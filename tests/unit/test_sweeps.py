@@ -294,7 +294,7 @@ def test_wrong_overrides_are_one_line() -> None:
 LABELS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(rows=st.lists(LABELS, min_size=1, max_size=3, unique=True), columns=st.lists(LABELS, max_size=2, unique=True))
 def test_any_label_gives_a_folder_below_that_of_the_sweep(rows: list[str], columns: list[str]) -> None:
     """Or is refused in one line: never a path that leaves it, never two runs in one folder."""
