@@ -333,7 +333,7 @@ class Lab:
 def python(*arguments: str, expect: int = 0, **environment: str) -> str:
     """A Python process of its own, ended with the test whatever happens; its output."""
     command, env = [sys.executable, *arguments], processes.environment(**environment)
-    code, output = processes.run(command, timeout=240, env=env)
+    code, output = processes.run(command, timeout=480, env=env)
     assert code == expect, output[-3000:]
     return output
 
