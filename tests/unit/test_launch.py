@@ -12,6 +12,7 @@ import torch
 
 from launch import local, submit, sweep, sync, task
 from launch.devices import placed, visible_gpus
+from tests.support.fake_runs import pretend
 from tests.support.launchers import write_config
 from tests.support.processes import ROOT, environment
 
@@ -176,6 +177,15 @@ def test_the_sweeps_that_come_along_are_valid(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     _, cells = sweep.read(f"configs/{name}")
     assert len({cell.name for cell in cells}) == len(cells) >= 6
+
+
+def test_finished_runs_of_a_sweep_are_not_started_again(tmp_path, capsys):
+    file = write_sweep(tmp_path, "grid: {seed: [0, 1]}")
+    _, cells = sweep.read(file)
+    for cell in cells:
+        pretend(Path(cell.run), rounds=cell.rounds)
+    assert sweep.main([file, "--local"]) == 0
+    assert capsys.readouterr().out == "2 runs: 2 finished, 0 under way, 0 to start\n"
 
 
 def test_one_task_is_refused_before_anything_starts(tmp_path, capsys):
