@@ -6,10 +6,11 @@ import pytest
 
 from fl_dist.main import main
 from tests.support.chaos import chaos, settings
+from tests.support.marks import exhaustive
 from tests.support.processes import environment, run, torchrun
 from tests.support.run_folder import model_hash, results
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
+pytestmark = [exhaustive, pytest.mark.timeout(900)]
 
 
 def test_random_kills_change_nothing(tmp_path: Path) -> None:

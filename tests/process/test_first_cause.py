@@ -10,6 +10,7 @@ import pytest
 
 from fl_dist.main import main
 from launch.status import reason
+from tests.support.marks import exhaustive
 from tests.support.processes import QUIET, run, run_ranks
 
 SMALL = (*QUIET, "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}", "local.epochs=1")
@@ -18,7 +19,7 @@ SMALL = (*QUIET, "model={name: mlp, hidden: []}", "clients={total: 4, per_round:
 class TestFirstCause:
     DIVERGING = (*SMALL[1:], "rounds=3", "local.lr=1e8", "algorithm.name=fedavg")
 
-    @pytest.mark.parametrize("attempt", [0, *(pytest.param(k, marks=pytest.mark.exhaustive) for k in range(1, 8))])
+    @pytest.mark.parametrize("attempt", [0, *(pytest.param(k, marks=exhaustive) for k in range(1, 8))])
     def test_a_diverging_run_says_so_and_what_to_do(self, attempt: int, tmp_path: Path) -> None:
         """And nothing else, however its threads and tensors end."""
         codes, outputs = run_ranks(3, [*self.DIVERGING, f"run.dir={tmp_path}"], WHOLE_END="1")
@@ -45,7 +46,7 @@ class TestFirstCause:
         log.write_text("\n".join(attempts[:2] + ["starting x", "round 1/3"]))
         assert reason(log) is None
 
-    @pytest.mark.exhaustive
+    @exhaustive
     def test_a_rank_that_dies_after_its_word_adds_nothing(self, tmp_path: Path) -> None:
         abort = "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGABRT))"
         (tmp_path / "sitecustomize.py").write_text(f"import os\nif os.environ.get('RANK') == '0':\n    {abort}\n")

@@ -53,7 +53,7 @@ def hold(monkeypatch, tmp_path) -> Hold:
     return hold
 
 
-@pytest.mark.exhaustive
+@exhaustive
 def test_a_signal_saves_the_run_and_the_same_command_resumes_it(config, undisturbed, hold, tmp_path):
     arguments = [config, f"run.dir={tmp_path}/run", "--ranks", "2"]
     with start("launch.local", arguments) as process:
@@ -70,7 +70,7 @@ def test_a_signal_saves_the_run_and_the_same_command_resumes_it(config, undistur
     assert model_hash(tmp_path / "run") == undisturbed
 
 
-@pytest.mark.exhaustive
+@exhaustive
 def test_a_killed_rank_is_started_again(config, undisturbed, hold, tmp_path):
     with start("launch.local", [config, f"run.dir={tmp_path}/run", "-n", "2", "--max-restarts", "1"]) as process:
         wait_for(lambda: hold.held, "the sixth round")
@@ -92,7 +92,7 @@ def test_a_killed_server_is_reported_in_one_line(config, hold, tmp_path):
     assert "Traceback" not in output
 
 
-@pytest.mark.exhaustive
+@exhaustive
 def test_a_stopped_server_is_reported_in_one_line(config, tmp_path):
     with start("launch.local", [config, f"run.dir={tmp_path}/run", "-n", "3", "rounds=100000"]) as process:
         wait_for(lambda: rows(tmp_path / "run"), "the first round")
@@ -163,7 +163,6 @@ def test_submitit_gives_its_tasks_the_gpus_here(asked, given, config, tmp_path, 
     assert re.search(r"^asks     (2 ranks|1 rank) on one machine, one a GPU$", capsys.readouterr().out, re.MULTILINE)
 
 
-@pytest.mark.exhaustive
 def test_submitit_reports_a_failure_in_one_line(config, tmp_path):
     missing = [config, "data.name=npz", "data.path=/none.npz", f"run.dir={tmp_path}/run"]
     code, output = run("launch.submit", *missing, "--tasks-per-node", "2", "--local")
@@ -172,7 +171,7 @@ def test_submitit_reports_a_failure_in_one_line(config, tmp_path):
     assert "data file /none.npz does not exist" in output.splitlines()[-1]
 
 
-@pytest.mark.exhaustive
+@exhaustive
 def test_a_local_sweep_runs_skips_and_reports(config, tmp_path, capsys):
     good = f"base: {config}\nresources: {{tasks_per_node: 2}}\ngrid: {{rounds: [3], seed: [0, 1]}}\n"
     lost = "list: [{algorithm.name: fedavg}, {label: lost, data: {name: npz, path: /none.npz}}]\n"

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from fl_dist.config import arguments
+from tests.support.marks import exhaustive
 from tests.support.processes import ROOT, environment
 from tests.support.snippets import Snippet, set_up_desk, snippets, type_command
 
@@ -50,7 +51,7 @@ def first_of(sweep: dict[str, Any]) -> dict[str, Any]:
     return sweep | {"grid": grid, "list": sweep["list"][:1], "set": {"rounds": 1}, "resources": {"tasks_per_node": 2}}
 
 
-@pytest.mark.exhaustive
+@exhaustive
 class TestANewAlgorithm:
     """The guide, followed to the letter in a copy of the repository."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.marks import exhaustive
 from tests.support.processes import QUIET, ROOT, run, run_ranks
 
 SMALL = (
@@ -49,7 +50,7 @@ def test_a_bug_in_a_part_names_its_line_and_leaves_a_traceback_on_the_rank_that_
     assert "Traceback" in log and "i.a = s.b + undefined" in log
 
 
-@pytest.mark.exhaustive
+@exhaustive
 @pytest.mark.parametrize("launcher", ["fl_dist.main", "launch.local", "launch.submit"])
 def test_every_launcher_shows_a_traceback_if_asked(launcher: str, name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text("import nothing_of_that_name\n")
@@ -65,7 +66,7 @@ def test_every_launcher_shows_a_traceback_if_asked(launcher: str, name: str, tmp
     assert code == 2 and "Traceback" in output and expected in output.splitlines()[-1]
 
 
-@pytest.mark.exhaustive
+@exhaustive
 def test_a_sweep_finds_what_lies_beside_its_file(name: str, tmp_path: Path) -> None:
     """Though it is started elsewhere, and has no base."""
     (tmp_path / "sweep").mkdir()

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.marks import exhaustive
 from tests.support.run_folder import metrics, model_hash
 from tests.support.user_guide import blocks, file_of, install, variables, write_files
 from tests.support.waiting import PATIENCE
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = exhaustive
 
 
 @pytest.fixture(scope="module")
