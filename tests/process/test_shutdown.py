@@ -206,6 +206,7 @@ def test_a_signal_to_the_launcher_alone_is_enough(tmp_path: Path) -> None:
         job.ended()
 
 
+@exhaustive
 def test_a_local_submission_that_loses_a_rank_fails_and_names_it(tmp_path: Path) -> None:
     with family(tmp_path, "launch.submit", "--local", "--tasks-per-node", "2") as job:
         os.kill(there(job.after_a_round().rank(1)), signal.SIGKILL)
