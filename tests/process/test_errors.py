@@ -1,4 +1,4 @@
-"""Promise: errors are for people. One line that says what, where and what to do; a non-zero exit on every rank."""
+"""Promise: errors are for people, on every rank: one line, and an exit code that is not zero."""
 
 import time
 from pathlib import Path

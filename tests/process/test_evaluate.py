@@ -1,4 +1,4 @@
-"""Promise: who evaluates the global model is a matter of speed, and of nothing else."""
+"""Whoever evaluates, on any layout and after any interruption, the numbers are those of one process."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""On a GPU, if only a pretended one: the bits of the CPU, no waits inside of local training, known memory, an end."""
+"""Ranks on pretended GPUs: the bits of the CPU, known memory, placement, and an end when one of them is lost."""
 
 import contextlib
 import json

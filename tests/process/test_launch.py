@@ -1,4 +1,4 @@
-"""Launchers without a cluster: torchrun on this machine, submitit's local executor, local sweeps."""
+"""Every launcher of one machine makes the model of one process, and says what went wrong."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What a user sees: the console, metrics.jsonl, and a W&B mirror that cannot hurt."""
+"""The offline record of W&B, complete whatever ends it; a terminal that hears soon what happens."""
 
 import contextlib
 import fcntl

@@ -1,4 +1,4 @@
-"""Readers of published files: on small files in their layouts always, on the real ones where they are."""
+"""A classifier of published text learns, on ranks too."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The report: every section, every number against one counted by hand, its server, and the page in a real browser."""
+"""The report of a real run, and a server that Ctrl-C ends."""
 
 import json
 import re

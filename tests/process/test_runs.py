@@ -1,4 +1,4 @@
-"""A run as an object: what a program or a notebook sees of it, finished, interrupted or under way."""
+"""A run from Python that is interrupted, or called by every rank of a program; the one command."""
 
 import subprocess
 import sys

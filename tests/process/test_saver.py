@@ -1,4 +1,4 @@
-"""Saves under stress: slow disks, failed parts, vanished and foreign files, rows that cannot be written, growth."""
+"""Saves of several ranks under stress: slow disks, failed parts, lost ranks, vanished and foreign files."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.support.checkpoints import forked, newest_of
 from tests.support.harness import saving_at_once
 from tests.support.marks import examples, exhaustive, timing
 from tests.support.processes import QUIET, run_ranks, started_ranks
-from tests.support.run_folder import model_hash, results
+from tests.support.run_folder import assert_same, results
 from tests.support.waiting import wait_for
 
 SETTINGS = (
@@ -42,11 +42,6 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("calm") / "run"
     assert main(arguments(folder)) == 0
     return folder
-
-
-def assert_same(folder: Path, calm: Path) -> None:
-    assert model_hash(folder) == model_hash(calm)
-    assert results(folder) == results(calm)
 
 
 class TestFate:

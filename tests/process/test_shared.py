@@ -1,4 +1,4 @@
-"""What a machine holds once, and image folders that are decoded into it."""
+"""What several processes of a machine hold once."""
 
 import os
 import signal

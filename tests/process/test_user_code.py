@@ -1,4 +1,4 @@
-"""A user's own code is found and used; a mistake in it is one line, with a traceback in the log, and never a crash."""
+"""A mistake in a user's own code is one line on every launcher, with a traceback in the log of the rank that had it."""
 
 import itertools
 import sys

@@ -6,12 +6,21 @@ Importing torchvision fails then, and with it timm, for want of the schemas of t
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
 from fl_dist.models.timm import timm
+from tests.support.models import CIFAR
+from tests.support.processes import QUIET
 
-__all__ = ["small_swin", "timm"]
+__all__ = ["small_runs", "small_swin", "timm"]
+
+WAYS = {
+    "whole": "model={name: 'tests.support.timm_models:timm', model: test_vit}",
+    "adapters": "model={name: 'tests.support.timm_models:timm', model: test_vit, lora: 2}",
+    "swin": "model=tests.support.timm_models:small_swin",
+}
 
 _torchvision = importlib.util.find_spec("torchvision")
 assert _torchvision is not None and _torchvision.origin is not None
@@ -29,3 +38,20 @@ def small_swin(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
     sizes = {"window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (1, 2)}
     return SwinTransformer(shape[1:], in_chans=shape[0], num_classes=outputs, drop_path_rate=0.0, **sizes)
+
+
+def small_runs(folder: Path) -> list[list[str]]:
+    """Arguments of a run for each way, on the same random images, below the folder."""
+    folder.mkdir(exist_ok=True)
+    images, random = folder / "images.npz", np.random.default_rng(0)
+    rows = {f"x_{part}": random.integers(0, 256, (n, *CIFAR), np.uint8) for part, n in (("train", 40), ("test", 10))}
+    np.savez(images, **rows, y_train=np.arange(40) % 4, y_test=np.arange(10) % 4)
+    common = (
+        *QUIET,
+        "rounds=2",
+        f"data={{name: npz, path: {images}}}",
+        "partition={name: dirichlet, alpha: 0.5, variant: unbalanced}",
+        "clients={total: 4, per_round: 3}",
+        "local={epochs: 1, batch_size: 8, lr: 0.01}",
+    )
+    return [[*common, model, f"run.dir={folder / way}"] for way, model in WAYS.items()]

@@ -1,4 +1,4 @@
-"""Launchers without a cluster: torchrun on this machine, submitit's local executor, local sweeps."""
+"""What launchers check, ask for and say before they start anything."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What a user sees: the console, metrics.jsonl, and a W&B mirror that cannot hurt."""
+"""What a user sees: the console, metrics.jsonl, the summary."""
 
 import logging
 import re

@@ -1,11 +1,10 @@
-"""Networks of timm: published sizes, a formula written out, adapters, files of weights, the same bits on any layout."""
+"""Networks of timm: published sizes, a formula written out, adapters, files of weights."""
 
 import math
 import shlex
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,8 +14,8 @@ from torch import Tensor, nn
 from fl_dist.main import main
 from fl_dist.models import MadeFor, build_model, load_init
 from tests.support.models import CIFAR, build, message, size
-from tests.support.processes import QUIET, ROOT
-from tests.support.timm_models import small_swin, timm
+from tests.support.processes import ROOT
+from tests.support.timm_models import small_runs, small_swin, timm
 
 TINY = "test_vit"
 HEADS, BLOCKS = 2, 6
@@ -154,36 +153,9 @@ def test_the_documented_command_writes_such_a_file(tmp_path: Path, monkeypatch: 
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    random, path = np.random.default_rng(0), tmp_path_factory.mktemp("images") / "images.npz"
-    rows = {f"x_{part}": random.integers(0, 256, (n, *CIFAR), np.uint8) for part, n in (("train", 40), ("test", 10))}
-    np.savez(path, **rows, y_train=np.arange(40) % 4, y_test=np.arange(10) % 4)
-    return path
-
-
-WAYS = {
-    "whole": f"model={{name: 'tests.support.timm_models:timm', model: {TINY}}}",
-    "adapters": f"model={{name: 'tests.support.timm_models:timm', model: {TINY}, lora: 2}}",
-    "swin": "model=tests.support.timm_models:small_swin",
-}
-
-
-def arguments(images: Path, folder: Path) -> list[list[str]]:
-    common = (
-        *QUIET,
-        "rounds=2",
-        f"data={{name: npz, path: {images}}}",
-        "partition={name: dirichlet, alpha: 0.5, variant: unbalanced}",
-        "clients={total: 4, per_round: 3}",
-        "local={epochs: 1, batch_size: 8, lr: 0.01}",
-    )
-    return [[*common, model, f"run.dir={folder / way}"] for way, model in WAYS.items()]
-
-
-@pytest.fixture(scope="module")
-def alone(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
-    assert [main(run) for run in arguments(images, folder)] == [0, 0, 0]
+    assert [main(run) for run in small_runs(folder)] == [0, 0, 0]
     return folder
 
 
