@@ -1,4 +1,4 @@
-"""What exact sums add to the loss, the gradient and a Hessian-vector product over all clients' rows.
+"""Overhead of exact sums in the loss, the gradient and a Hessian-vector product over all clients' rows.
 
 python -m benchmarks.diagnostics [--rows N] [--repeats N]
 
@@ -9,17 +9,20 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.common import write_random_data
+from fl_dist.algorithms.core import Batch
 from fl_dist.config import load
-from fl_dist.core import Batch
-from fl_dist.engine.landscape import Landscape
-from fl_dist.engine.world import World
-from fl_dist.machine.comm import Alone
+from fl_dist.distributed.process_group import single_process_group
+from fl_dist.federation.client_state import ClientStateStore
+from fl_dist.federation.experiment import Experiment
+from fl_dist.federation.loss_oracle import LossOracle
+from fl_dist.federation.oracle_worker import OracleWorker
 
 
 def main() -> None:
@@ -28,67 +31,75 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    world, landscape = set_up(arguments.rows)
-    w = world.initial.clone()
+    experiment, worker = create_oracle_worker(arguments.rows)
+    loss_oracle = LossOracle(worker)
+    w = experiment.initial.clone()
     v = torch.randn_like(w)
-    batches = list(landscape._batches(torch.arange(arguments.rows)))
-    kinds: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "loss": (lambda: landscape.loss(w), lambda: bare_loss(world, batches)),
-        "gradient": (lambda: landscape.gradient(w), lambda: bare_gradient(world, batches)),
-        "Hessian-vector product": (lambda: landscape.curvature(w, v), lambda: bare_product(world, batches, v)),
+    batches = list(worker.batches(torch.arange(arguments.rows)))
+    functions: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "loss": (lambda: loss_oracle.loss(w), lambda: plain_loss(experiment, batches)),
+        "gradient": (lambda: loss_oracle.gradient(w), lambda: plain_gradient(experiment, batches)),
+        "Hessian-vector product": (
+            lambda: loss_oracle.hessian_vector_product(w, v),
+            lambda: plain_hessian_vector_product(experiment, batches, v),
+        ),
     }
-    print(f"CNN with {world.model.count:,} parameters, {arguments.rows:,} rows of 3x32x32, one thread")
+    print(f"CNN with {experiment.model.count:,} parameters, {arguments.rows:,} rows of 3x32x32, one thread")
     print("| | seconds | ÷ bare |\n|---|---|---|")
-    for name, (ours, bare) in kinds.items():
-        times = [(timed(ours), timed(bare)) for _ in range(arguments.repeats)]
-        own, plain = (statistics.median(column) for column in zip(*times, strict=True))
-        print(f"| {name} | {own:.2f} | {own / plain:.2f} |")
-    landscape.close()
+    for name, (exact, plain) in functions.items():
+        times = [(time_call(exact), time_call(plain)) for _ in range(arguments.repeats)]
+        exact_seconds, plain_seconds = (statistics.median(column) for column in zip(*times, strict=True))
+        print(f"| {name} | {exact_seconds:.2f} | {exact_seconds / plain_seconds:.2f} |")
+    worker.close()
 
 
-def set_up(rows: int) -> tuple[World, Landscape]:
-    rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 256, (rows, 3, 32, 32), dtype=np.uint8), rng.integers(0, 10, rows)
-    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
-        np.savez(file, x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
-        file.flush()
-        words = [f"data={{name: npz, path: {file.name}}}", "clients.total=10", "partition=iid", "model=cnn"]
-        world = World(load(None, words), torch.device("cpu"))
-    landscape = Landscape(world, Alone(world.config.topology))
-    landscape.open(world.initial_buffers, [], [], {})
-    return world, landscape
+def create_oracle_worker(rows: int) -> tuple[Experiment, OracleWorker]:
+    with tempfile.TemporaryDirectory() as folder:
+        data = write_random_data(Path(folder) / "rows.npz", rows, 10, (3, 32, 32))
+        overrides = [f"data={{name: npz, path: {data}}}", "clients.total=10", "partition=iid", "model=cnn"]
+        experiment = Experiment(load(None, overrides), torch.device("cpu"))
+    group = single_process_group(experiment.config.topology)
+    states = ClientStateStore(experiment.template, group.rank, group.collectives, lambda client: None)
+    worker = OracleWorker(experiment, group, states)
+    worker.open(experiment.initial_buffers, [], {})
+    return experiment, worker
 
 
-def bare_loss(world: World, batches: list[Batch]) -> float:
+def plain_loss(experiment: Experiment, batches: list[Batch]) -> float:
     with torch.no_grad():
-        return sum(float(world.task.loss(world.twin.module(x), y)) * len(y) for x, y in batches)
+        return sum(float(_loss(experiment, x, y)) * len(y) for x, y in batches)
 
 
-def bare_gradient(world: World, batches: list[Batch]) -> list[Tensor]:
-    total = [torch.zeros_like(p) for p in world.twin.params]
+def plain_gradient(experiment: Experiment, batches: list[Batch]) -> list[Tensor]:
+    params = experiment.eval_model.params
+    total = [torch.zeros_like(p) for p in params]
     for x, y in batches:
-        for sum_, piece in zip(total, torch.autograd.grad(loss_of(world, x, y), world.twin.params), strict=True):
-            sum_.add_(piece, alpha=len(y))
+        _add(total, torch.autograd.grad(_loss(experiment, x, y), params), len(y))
     return total
 
 
-def bare_product(world: World, batches: list[Batch], v: Tensor) -> list[Tensor]:
-    total, views = [torch.zeros_like(p) for p in world.twin.params], world.twin.views(v)
+def plain_hessian_vector_product(experiment: Experiment, batches: list[Batch], v: Tensor) -> list[Tensor]:
+    params, views = experiment.eval_model.params, experiment.eval_model.views(v)
+    total = [torch.zeros_like(p) for p in params]
     for x, y in batches:
-        slope = torch.autograd.grad(loss_of(world, x, y), world.twin.params, create_graph=True)
-        for sum_, piece in zip(total, torch.autograd.grad(slope, world.twin.params, views), strict=True):
-            sum_.add_(piece, alpha=len(y))
+        gradient = torch.autograd.grad(_loss(experiment, x, y), params, create_graph=True)
+        _add(total, torch.autograd.grad(gradient, params, views), len(y))
     return total
 
 
-def loss_of(world: World, x: Tensor, y: Tensor) -> Tensor:
-    return world.task.loss(world.twin.module(x), y)
+def _loss(experiment: Experiment, x: Tensor, y: Tensor) -> Tensor:
+    return experiment.task.loss(experiment.eval_model.module(x), y)
 
 
-def timed(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
+def _add(total: Sequence[Tensor], terms: Sequence[Tensor], weight: int) -> None:
+    for accumulator, term in zip(total, terms, strict=True):
+        accumulator.add_(term, alpha=weight)
+
+
+def time_call(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
     call()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

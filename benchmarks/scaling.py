@@ -4,8 +4,8 @@
                                   --bandwidth 25 --latency 20 --algorithm fedgmt ...]
 
 A round is the broadcast, the longest worker's clients (or the evaluation beside them), the reduce and the server step.
-What is sent follows from the algorithm, who runs whom from the program's own plan. benchmarks/calibrate.py checks the
-model against rounds of 1 to 4 workers here.
+The algorithm determines what is sent, fl_dist's own scheduler which worker trains whom. benchmarks/calibrate.py checks
+the model against rounds of 1 to 4 workers here.
 """
 
 import argparse
@@ -16,230 +16,228 @@ from functools import cache
 
 import numpy as np
 
-from benchmarks.ranks import head, line
+from benchmarks.common import table_header, table_row
 from fl_dist.algorithms import algorithms
-from fl_dist.algorithms.__main__ import SIZE, Probe
-from fl_dist.algorithms.memory import sums
-from fl_dist.engine.plan import assign
+from fl_dist.algorithms.__main__ import DryRun
+from fl_dist.algorithms.memory_needs import count_sums
+from fl_dist.federation.scheduling import assign_clients
 
-WORD, SUM = 4, 8
-"""Bytes of a parameter as float32, and of its exact sum as int64."""
+FLOAT32_BYTES, INT64_BYTES = 4, 8
+"""Of a parameter, and of its exact sum."""
 CLIENT_TRAFFIC, SERVER_TRAFFIC = 100, 60
-"""Bytes a parameter that a GPU's memory moves for a client beside its steps (copies, momentum, update, range, sum), and
-for the server step of each sum (float64 means, norms, the algorithm's own)."""
-HEAVY = 0.3
-WORTH = 0.9
-"""Twice as many workers pay if the round then takes less than this share."""
+"""Bytes per parameter that a GPU's memory moves for a client beside its steps (copies, momentum, update, range, sum),
+and for the server step of each sum (float64 means, norms, the algorithm's own)."""
+MAX_FIXED_SHARE = 0.3
+"""Share of messages and server step in a round above which they are named as the bottleneck."""
+MIN_SPEEDUP = 0.9
+"""More workers pay off if the round then takes less than this share."""
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """Model-sized vectors of an algorithm, and its passes of a step in units of one forward and one backward."""
+    """Model-sized vectors of an algorithm, and the passes of a step in units of one forward and one backward."""
 
     down: int
     up: int
-    kept: int
-    """Of a client, between its rounds: they move with it."""
+    client_state: int
+    """Kept per client between rounds: they move with the client."""
     passes: float
 
 
-def vectors_of(name: str) -> Vectors:
+def count_vectors(name: str) -> Vectors:
     algorithm = algorithms.build(name, {})
-    probe = Probe(algorithm)
-    down, kept = (sum(t.shape == (SIZE,) for t in vars(v).values()) for v in (probe.received, probe.kept))
+    run = DryRun(algorithm)
     forwards, backwards = algorithm.passes
-    return Vectors(down, sums(algorithm), kept, (forwards + 2 * backwards) / 3)
+    return Vectors(run.downloads, count_sums(algorithm), run.state_vectors, (forwards + 2 * backwards) / 3)
 
 
 @dataclass(frozen=True)
 class Assumptions:
+    """Bandwidths in bytes per second, times in seconds."""
+
     parameters: float
-    clients: int
-    """Of a round."""
-    total: int
+    clients_per_round: int
+    total_clients: int
     steps: int
-    step: float
-    """Seconds of one forward and one backward pass."""
+    step_seconds: float
+    """Of one forward and one backward pass."""
     vectors: Vectors
     bandwidth: float
-    """Of broadcast and reduce, bytes a second; likewise the three below."""
+    """Of broadcast and reduce."""
     latency: float
-    """Seconds from one rank to the next."""
-    host: float = 3e9
-    """Of clients' variables from rank to rank, over gloo."""
-    link: float = 20e9
+    """From one rank to the next."""
+    host_bandwidth: float = 3e9
+    """Of client state from rank to rank, over gloo."""
+    gpu_link_bandwidth: float = 20e9
     """Between a GPU and its host."""
-    memory: float = 1.5e12
-    evaluation: float = 0.0
-    """Seconds, on rank 0, beside the next round."""
+    memory_bandwidth: float = 1.5e12
+    evaluation_seconds: float = 0.0
+    """On rank 0, beside the next round."""
     spread: float = 0.0
     """Standard deviation of the logarithm of the clients' steps."""
-    shared: bool = False
+    is_server_shared: bool = False
     """Rank 0 trains too: it evaluates before the next round, not beside it."""
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundTime:
     """Seconds of a round, by part."""
 
-    workers: int
     makespan: float
     moves: float
     broadcast: float
     reduce: float
     server: float
     evaluation: float
-    """Of it what the round is longer for."""
+    """Only what prolongs the round."""
 
     @property
     def total(self) -> float:
-        return self.makespan + self.moves + self.broadcast + self.reduce + self.server + self.evaluation
+        return sum(vars(self).values())
 
 
-def chain(size: float, ranks: int, bandwidth: float, latency: float) -> float:
-    """NCCL's broadcast and reduce: a pipeline through all ranks, so the bytes count once and the latency each hop."""
+def pipeline_seconds(size: float, ranks: int, bandwidth: float, latency: float) -> float:
+    """NCCL's broadcast and reduce: a pipeline through all ranks, so bytes count once and latency per hop."""
     return 0.0 if ranks == 1 else size / bandwidth + (ranks - 1) * latency
 
 
 def client_seconds(a: Assumptions) -> float:
-    """Steps, what a client costs beside them, and its variables from the host and back."""
-    beside = CLIENT_TRAFFIC * a.parameters / a.memory + 2 * a.vectors.kept * WORD * a.parameters / a.link
-    return a.steps * a.step * a.vectors.passes + beside
+    """Steps, memory traffic beside them, and the client's state from the host and back."""
+    state_bytes = a.vectors.client_state * FLOAT32_BYTES * a.parameters
+    overhead = CLIENT_TRAFFIC * a.parameters / a.memory_bandwidth + 2 * state_bytes / a.gpu_link_bandwidth
+    return a.steps * a.step_seconds * a.vectors.passes + overhead
 
 
 @cache
-def planned(a: Assumptions, workers: int, rounds: int = 20) -> tuple[float, float]:
-    """Means over rounds of the makespan, in clients, and of the most clients' variables that a rank sends or gets."""
-    rng, home = np.random.default_rng(0), dict[int, int]()
-    sizes = np.exp(a.spread * rng.standard_normal(a.total))
+def simulate_schedule(a: Assumptions, workers: int, rounds: int = 20) -> tuple[float, float]:
+    """Means over rounds: the makespan in clients, and the most client states that one rank sends or receives."""
+    rng, owners = np.random.default_rng(0), dict[int, int]()
+    sizes = np.exp(a.spread * rng.standard_normal(a.total_clients))
     sizes /= sizes.mean()
-    ranks, longest, moved = range(workers), [], []
+    makespans, moves = [], []
     for _ in range(rounds):
-        costs = {int(c): float(sizes[c]) for c in rng.choice(a.total, a.clients, replace=False)}
-        placed = assign(costs, ranks, {}, home)
-        loads, links = np.zeros(workers), np.zeros((2, workers))
-        for client, worker in placed.items():
+        cohort = rng.choice(a.total_clients, a.clients_per_round, replace=False)
+        costs = {int(client): float(sizes[client]) for client in cohort}
+        assignment = assign_clients(costs, range(workers), {}, owners)
+        loads, transfers = np.zeros(workers), np.zeros((2, workers))
+        for client, worker in assignment.items():
             loads[worker] += costs[client]
-            if (source := home.get(client, worker)) != worker:
-                links[0, source] += 1
-                links[1, worker] += 1
-        longest.append(loads.max())
-        moved.append(links.max())
-        home.update(placed)
-    return float(np.mean(longest)), float(np.mean(moved))
+            if (owner := owners.get(client, worker)) != worker:
+                transfers[0, owner] += 1
+                transfers[1, worker] += 1
+        makespans.append(loads.max())
+        moves.append(transfers.max())
+        owners.update(assignment)
+    return float(np.mean(makespans)), float(np.mean(moves))
 
 
-def predict(a: Assumptions, workers: int) -> Round:
-    vector, ranks = WORD * a.parameters, workers + (not a.shared)
-    longest, moved = planned(a, workers)
-    makespan = longest * client_seconds(a)
-    moves = moved * (a.vectors.kept * vector / a.host + a.latency) if a.vectors.kept else 0.0
-    beside = makespan + moves
-    return Round(
-        workers,
+def predict_round(a: Assumptions, workers: int) -> RoundTime:
+    vector, ranks, v = FLOAT32_BYTES * a.parameters, workers + (not a.is_server_shared), a.vectors
+    makespan_clients, moved_clients = simulate_schedule(a, workers)
+    makespan = makespan_clients * client_seconds(a)
+    moves = moved_clients * (v.client_state * vector / a.host_bandwidth + a.latency) if v.client_state else 0.0
+    hidden = 0.0 if a.is_server_shared else makespan + moves
+    return RoundTime(
         makespan,
         moves,
-        chain(a.vectors.down * vector, ranks, a.bandwidth, a.latency),
-        chain(a.vectors.up * SUM * a.parameters, ranks, a.bandwidth, a.latency),
-        SERVER_TRAFFIC * a.vectors.up * a.parameters / a.memory,
-        a.evaluation if a.shared else max(0.0, a.evaluation - beside),
+        broadcast=pipeline_seconds(v.down * vector, ranks, a.bandwidth, a.latency),
+        reduce=pipeline_seconds(v.up * INT64_BYTES * a.parameters, ranks, a.bandwidth, a.latency),
+        server=SERVER_TRAFFIC * v.up * a.parameters / a.memory_bandwidth,
+        evaluation=max(0.0, a.evaluation_seconds - hidden),
     )
 
 
-def table(a: Assumptions, workers: Sequence[int]) -> list[str]:
+def format_table(a: Assumptions, workers: Sequence[int]) -> list[str]:
     names = ("W", "makespan", "moves", "broadcast", "reduce", "server", "evaluation", "round", "efficiency")
-    one, lines = predict(a, 1).total, [head(*names)]
+    single, lines = predict_round(a, 1).total, [table_header(*names)]
     for w in workers:
-        r = predict(a, w)
-        parts = (r.makespan, r.moves, r.broadcast, r.reduce, r.server, r.evaluation, r.total)
-        lines.append(line(w, *(f"{1e3 * seconds:,.1f}" for seconds in parts), f"{one / (w * r.total):.2f}"))
+        time = predict_round(a, w)
+        parts = [f"{1e3 * seconds:,.1f}" for seconds in (*vars(time).values(), time.total)]
+        lines.append(table_row(w, *parts, f"{single / (w * time.total):.2f}"))
     return lines
 
 
-def advice(a: Assumptions, workers: Sequence[int]) -> str:
-    """Where more workers stop to pay, and why."""
-    last = workers[0]
+def recommend_workers(a: Assumptions, workers: Sequence[int]) -> str:
+    """From where on more workers do not pay off, and why."""
+    best = workers[0]
     for w in workers[1:]:
-        if predict(a, w).total > WORTH * predict(a, last).total:
+        if predict_round(a, w).total > MIN_SPEEDUP * predict_round(a, best).total:
             break
-        last = w
+        best = w
     else:
-        return f"Every step up to W = {last} shortens the round by more than {1 - WORTH:.0%}."
-    held, share = predict(a, last), a.clients / last
-    fixed = 1 - held.makespan / held.total
-    why = (
-        f"each worker has one client by then ({a.clients} clients / {last} workers), and a client is not divided"
-        if share <= 1
-        else f"messages, clients' variables and the server step, which do not shrink, are {fixed:.0%} of the round"
-        if fixed > HEAVY
-        else f"of {share:.3g} clients a worker the longest worker has more than its share"
+        return f"Every step up to W = {best} shortens the round by more than {1 - MIN_SPEEDUP:.0%}."
+    time, clients_per_worker = predict_round(a, best), a.clients_per_round / best
+    fixed_share = 1 - time.makespan / time.total
+    reason = (
+        f"each worker has one client by then ({a.clients_per_round} clients / {best} workers); clients are not divided"
+        if clients_per_worker <= 1
+        else f"messages, client state and the server step, which do not shrink, are {fixed_share:.0%} of the round"
+        if fixed_share > MAX_FIXED_SHARE
+        else f"with {clients_per_worker:.3g} clients per worker, the longest worker has more than its share"
     )
-    return f"More than W = {last} does not pay: {why}. Raise clients.per_round to use more."
+    return f"More than W = {best} does not pay: {reason}. Raise clients.per_round to use more."
 
 
-def count(text: str) -> float:
+def parse_count(text: str) -> float:
     """86M is 86 million."""
     units = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
     return float(text[:-1]) * units[text[-1]] if text[-1:] in units else float(text)
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = made.add_argument
-    add("--parameters", type=count, default=86e6, help="of the model (default 86M, a ViT-B)")
-    add("--clients", type=int, default=128, help="of a round (default 128)")
-    add("--total", type=int, help="clients that there are (default ten times those of a round)")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--parameters", type=parse_count, default=86e6, help="of the model (default 86M, a ViT-B)")
+    add("--clients", type=int, default=128, help="per round (default 128)")
+    add("--total", type=int, help="number of all clients (default ten times those of a round)")
     add("--step-ms", type=float, default=40.0, help="one forward and one backward pass on a GPU (default 40)")
-    add("--steps", type=int, default=50, help="of a client's round (default 50)")
+    add("--steps", type=int, default=50, help="per client and round (default 50)")
     add("--algorithm", default="fedgmt", choices=list(algorithms), metavar="NAME", help="default fedgmt")
     add("--bandwidth", type=float, default=25.0, help="of broadcast and reduce, GB/s (default 25)")
     add("--latency", type=float, default=20.0, help="from rank to rank, microseconds (default 20)")
     add("--host-bandwidth", type=float, default=3.0, help="of gloo from host to host, GB/s (default 3)")
     add("--link", type=float, default=20.0, help="between a GPU and its host, GB/s (default 20)")
-    add("--memory", type=float, default=1500.0, help="of a GPU's memory, GB/s (default 1500)")
+    add("--memory", type=float, default=1500.0, help="bandwidth of a GPU's memory, GB/s (default 1500)")
     add("--evaluation", type=float, default=0.0, help="seconds of an evaluation on one GPU (default 0)")
     add("--spread", type=float, default=0.0, help="of the logarithm of clients' sizes (default 0: all equal)")
     add("--shared", action="store_true", help="rank 0 trains too (topology.server: shared)")
     add("--workers", type=int, nargs="+", default=[1, 8, 16, 32, 64, 128, 256, 512])
     add("--no-check", action="store_true", help="do not measure rounds on this machine first")
-    return made
-
-
-def assumptions(given: argparse.Namespace) -> Assumptions:
-    return Assumptions(
-        parameters=given.parameters,
-        clients=given.clients,
-        total=given.total or 10 * given.clients,
-        steps=given.steps,
-        step=given.step_ms / 1e3,
-        vectors=vectors_of(given.algorithm),
-        bandwidth=1e9 * given.bandwidth,
-        latency=given.latency / 1e6,
-        host=1e9 * given.host_bandwidth,
-        link=1e9 * given.link,
-        memory=1e9 * given.memory,
-        evaluation=given.evaluation,
-        spread=given.spread,
-        shared=given.shared,
-    )
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given = parser().parse_args(argv)
-    a = assumptions(given)
-    if not given.no_check:
+    options = parser().parse_args(argv)
+    a = Assumptions(
+        parameters=options.parameters,
+        clients_per_round=options.clients,
+        total_clients=options.total or 10 * options.clients,
+        steps=options.steps,
+        step_seconds=options.step_ms / 1e3,
+        vectors=count_vectors(options.algorithm),
+        bandwidth=1e9 * options.bandwidth,
+        latency=options.latency / 1e6,
+        host_bandwidth=1e9 * options.host_bandwidth,
+        gpu_link_bandwidth=1e9 * options.link,
+        memory_bandwidth=1e9 * options.memory,
+        evaluation_seconds=options.evaluation,
+        spread=options.spread,
+        is_server_shared=options.shared,
+    )
+    if not options.no_check:
         from benchmarks.calibrate import check
 
         print(*check(), "", sep="\n", flush=True)
     v = a.vectors
     print(
-        f"{given.algorithm}, {a.parameters:,.0f} parameters, {a.clients} of {a.total} clients a round, {a.steps} steps"
-        f" of {given.step_ms:g} ms x {v.passes:.3g} passes; vectors: {v.down} down, {v.up} up, {v.kept} kept;"
-        f" {given.bandwidth:g} GB/s and {given.latency:g} us a hop between GPUs, {given.host_bandwidth:g} GB/s between"
-        f" hosts, {given.link:g} GB/s from host to GPU, {given.memory:g} GB/s of its memory; an evaluation of"
-        f" {given.evaluation:g} s; clients' sizes spread by {given.spread:g}. Milliseconds:\n"
+        f"{options.algorithm}, {a.parameters:,.0f} parameters, {a.clients_per_round} of {a.total_clients} clients per"
+        f" round, {a.steps} steps of {options.step_ms:g} ms x {v.passes:.3g} passes; vectors: {v.down} down, {v.up} up,"
+        f" {v.client_state} kept; {options.bandwidth:g} GB/s and {options.latency:g} us per hop between GPUs,"
+        f" {options.host_bandwidth:g} GB/s between hosts, {options.link:g} GB/s from host to GPU, {options.memory:g}"
+        f" GB/s of its memory; an evaluation of {options.evaluation:g} s; clients' sizes spread by {options.spread:g}."
+        " Milliseconds:\n"
     )
-    print(*table(a, given.workers), "", advice(a, given.workers), sep="\n")
+    print(*format_table(a, options.workers), "", recommend_workers(a, options.workers), sep="\n")
     return 0
 
 

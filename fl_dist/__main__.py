@@ -3,7 +3,7 @@
 from fl_dist.common import terminal
 
 if __name__ == "__main__":
-    terminal.prepare()  # here, for the imports below take seconds
+    terminal.prepare_terminal()  # before the imports, which take seconds
 
 import importlib
 import sys
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from fl_dist import __version__
 
 COMMANDS = {
-    "run": ("fl_dist.main", "train in this process, or as the rank that a launcher made of it"),
+    "run": ("fl_dist.main", "train in this process, or as one rank of a launcher"),
     "local": ("launch.local", "start the ranks of one machine"),
     "submit": ("launch.submit", "submit a run to Slurm, or run it here as Slurm would"),
     "sweep": ("launch.sweep", "a grid or a list of runs, as a job array or here"),
-    "status": ("launch.status", "how far runs are"),
+    "status": ("launch.status", "progress of runs"),
     "results": ("fl_dist.results.__main__", "runs as a table and as curves"),
-    "diagnose": ("fl_dist.diagnose", "sharpness, spectra and surfaces of runs that are there"),
-    "report": ("fl_dist.report.__main__", "runs as one page of HTML, which can follow them"),
-    "data": ("fl_dist.data.__main__", "fetch published data, check it, show who has what"),
+    "diagnose": ("fl_dist.diagnose", "sharpness, spectra and surfaces of existing runs"),
+    "report": ("fl_dist.report.__main__", "runs as one HTML page, which can follow them live"),
+    "data": ("fl_dist.data.__main__", "download data sets, check them, show the partition"),
     "sync": ("launch.sync", "upload offline W&B records"),
     "algorithms": ("fl_dist.algorithms.__main__", "the table of all algorithms"),
 }
@@ -35,22 +35,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fl_dist {__version__}")
         return 0
     if argv[0] not in COMMANDS:
-        from fl_dist.common.words import nearest
+        from fl_dist.common.formatting import suggest
 
-        terminal.complain(f"unknown command {argv[0]!r}; {nearest(argv[0], COMMANDS)}")
+        terminal.print_error(f"unknown command {argv[0]!r}; {suggest(argv[0], COMMANDS)}")
         return 2
     return importlib.import_module(COMMANDS[argv[0]][0]).main(argv[1:]) or 0
 
 
 def command() -> int:
-    """What the installed command calls."""
-    terminal.prepare()
+    """The entry point of the installed command."""
+    terminal.prepare_terminal()
     return main()
 
 
 def usage() -> str:
     lines = [f"  {name:<12} {meaning}" for name, (_, meaning) in COMMANDS.items()]
-    about = "Federated learning on clusters. `fl-dist COMMAND --help` says what a command takes."
+    about = "Federated learning on clusters. `fl-dist COMMAND --help` shows its arguments."
     return "\n".join(["usage: fl-dist COMMAND ...", "", about, "", *lines, "", "  --version"])
 
 

@@ -3,8 +3,10 @@
 import contextlib
 import io
 import json
+import logging
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,48 +18,64 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fl_dist.common.imports import search_in
+from fl_dist.common.errors import ConfigError, DataError
+from fl_dist.common.imports import prepend_to_path
 from fl_dist.common.randomness import seed_global, torch_seed
-from fl_dist.common.reading import ConfigError, read_yaml
-from fl_dist.config import NAMED, Config, validate
-from fl_dist.config.arguments import QUICKSTART, default_name, look_around
-from fl_dist.config.loading import merged
-from fl_dist.data import Dataset, labels_of
-from fl_dist.engine.client import DTYPES
-from fl_dist.engine.evaluate import measured
-from fl_dist.engine.flat import Flat
-from fl_dist.engine.rows import Rows
-from fl_dist.engine.world import build_clients, build_data, build_task
-from fl_dist.execute import execute, settings
-from fl_dist.machine import bf16
-from fl_dist.machine.place import find
-from fl_dist.machine.signals import StopRequest
-from fl_dist.models import MadeFor, build_model
-from fl_dist.monitor.summary import Summary, server_worth, summarise
-from fl_dist.storage.checkpoint import newest, read_server
-from fl_dist.storage.folder import CONFIG, METRICS, MODEL, RunFolder
-from fl_dist.storage.metrics import Row, rows_in
-from fl_dist.tasks import Headline, Task
+from fl_dist.config import BUILDER_SECTIONS, Config, read_recorded_config, validate
+from fl_dist.config.arguments import QUICKSTART, add_search_paths, default_run_name
+from fl_dist.config.overrides import merge_overrides
+from fl_dist.data import Dataset, class_labels
+from fl_dist.distributed import bf16
+from fl_dist.distributed.rank_info import find_rank
+from fl_dist.distributed.signals import StopRequest
+from fl_dist.execute import execute, torch_settings
+from fl_dist.federation.batch_loader import BatchLoader
+from fl_dist.federation.client_data import DTYPES
+from fl_dist.federation.evaluation import evaluate_rows
+from fl_dist.federation.experiment import build_clients, build_data, build_task
+from fl_dist.federation.flat_model import FlatModel
+from fl_dist.metrics.file import read_records
+from fl_dist.metrics.record import RoundRecord
+from fl_dist.metrics.summary import Summary, estimate_shared_server, summarize
+from fl_dist.models import ModelInterface, build_model
+from fl_dist.storage.checkpoint import newest_checkpoint, read_server
+from fl_dist.storage.run_folder import CONFIG, METRICS, MODEL, RunFolder
+from fl_dist.tasks import PrimaryMetric, Task
 
-Given = np.ndarray | Tensor
+Array = np.ndarray | Tensor
 
 
 def run(config: str | Path | Mapping[str, Any] | None = None, *, quiet: bool = False, **overrides: Any) -> "Run":
     """Train in this process, or as the rank that it is, and return the run.
 
     `config` is a file, a mapping of keys, or nothing for the quick start; `overrides` are keys of it, as in
-    `rounds=5, local={"lr": 0.1}, model=my_builder`. An unfinished run in the same folder goes on. Ctrl-C ends the run
-    after its round; it is then returned unfinished.
+    `rounds=5, local={"lr": 0.1}, model=my_builder`. An unfinished run in the same folder is resumed. Ctrl-C ends the
+    run after the current round; it is then returned unfinished. The process is left as it was, also by a failure.
     """
-    made = _configured(config, overrides)
-    folder = RunFolder(str(made.run.dir))
-    bf16.make_safe(made)
-    with contextlib.ExitStack() as stack:
-        if quiet:
-            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        stack.enter_context(settings(made))
-        execute(made, folder, find(), stack.enter_context(StopRequest(made.checkpoint.grace)))
+    with _preserve_process_state():
+        validated = _load_config(config, overrides)
+        folder = RunFolder(str(validated.run.dir))
+        bf16.ensure_bf16_works(validated)
+        output = contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext()
+        with output, torch_settings(validated), StopRequest(validated.checkpoint.grace) as stop:
+            execute(validated, folder, find_rank(), stop)
     return Run(folder.path)
+
+
+@contextlib.contextmanager
+def _preserve_process_state() -> Iterator[None]:
+    """Restore logging, the search path of modules and the environment; settings of torch and signals have their own."""
+    log, search_path, environment = logging.getLogger("fl_dist"), list(sys.path), dict(os.environ)
+    level, propagate, handlers = log.level, log.propagate, list(log.handlers)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.propagate, log.handlers[:] = propagate, handlers
+        sys.path[:] = search_path
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
 
 
 def load(path: str | Path) -> "Run":
@@ -65,11 +83,11 @@ def load(path: str | Path) -> "Run":
     return Run(path)
 
 
-class History(list[Row]):
-    """Rows, one a round, as they stand in metrics.jsonl."""
+class History(list[dict[str, Any]]):
+    """The rows of metrics.jsonl, one per round."""
 
     def frame(self) -> Any:
-        """A pandas data frame; what is nested in a row becomes columns such as seconds.local."""
+        """A pandas data frame; nested values become columns such as seconds.local."""
         try:
             import pandas as pd
         except ImportError:
@@ -79,12 +97,12 @@ class History(list[Row]):
 
 @dataclass(frozen=True, repr=False)
 class Clients:
-    """Who has what of the training data."""
+    """The partition of the training data."""
 
     rows: list[np.ndarray]
-    """Of each client: indices of its rows."""
+    """The indices of each client's rows."""
     classes: np.ndarray | None
-    """Rows of [client, class]; None without labels."""
+    """Number of rows by [client, class]; None without labels."""
 
     @property
     def sizes(self) -> list[int]:
@@ -98,14 +116,14 @@ class Clients:
 
 
 def clients_of(config: Config, data: Dataset) -> Clients:
-    rows, labels = build_clients(config, data), labels_of(data.y_train.numpy())
+    rows, labels = build_clients(config, data), class_labels(data.y_train.numpy())
     if labels is None:
         return Clients(rows, None)
     return Clients(rows, np.stack([np.bincount(labels[r], minlength=data.classes) for r in rows]))
 
 
 class Run:
-    """What a run folder holds. A run that is under way shows its newest rows and its newest checkpoint."""
+    """The contents of a run folder. An unfinished run shows its newest rows and its newest checkpoint."""
 
     def __init__(self, path: str | Path) -> None:
         self._folder = RunFolder(path)
@@ -119,8 +137,8 @@ class Run:
 
     @cached_property
     def config(self) -> Config:
-        """Every key with its value. (Nothing that it names is imported.)"""
-        return Config.model_validate(read_yaml(self.path / CONFIG))
+        """Every key with its value. (No `module:name` in it is imported.)"""
+        return Config.model_validate(read_recorded_config(self.path / CONFIG))
 
     @property
     def finished(self) -> bool:
@@ -129,15 +147,21 @@ class Run:
     @property
     def history(self) -> History:
         """The rows so far."""
-        return History(rows_in(self.path / METRICS))
+        return History(record.to_json() for record in self._records)
 
     @property
     def summary(self) -> Summary:
-        """What summary.json holds at the end, of the rows so far."""
-        headline = Headline(**self._facts["headline"])
+        """The summary.json of the rows so far."""
+        primary_metric = PrimaryMetric(**self._facts["primary_metric"])
         evaluate = self.config.evaluate
-        amounts = summarise(self.history, evaluate.last, headline, self.finished)
-        return amounts | server_worth(self.history, spreads=evaluate.where != "server")
+        records = self._records
+        shared = estimate_shared_server(records, all_may_evaluate=evaluate.where != "server")
+        stopped = {"stopped": reason} if self.finished and (reason := self._folder.stop_reason()) else {}
+        return summarize(records, evaluate.final_window, primary_metric, self.finished) | stopped | shared
+
+    @property
+    def _records(self) -> list[RoundRecord]:
+        return read_records(self.path / METRICS)
 
     @property
     def task(self) -> Task:
@@ -145,26 +169,28 @@ class Run:
 
     def model(self) -> nn.Module:
         """The model with the final weights, or with those of the newest checkpoint, in evaluation mode."""
+        return self._module()
+
+    def _module(self, for_training: bool = False) -> nn.Module:
         config, facts = self._validated, self._facts
-        fit = MadeFor(tuple(facts["shape"]), facts["outputs"], facts["vocabulary"])
+        interface = ModelInterface(tuple(facts["shape"]), facts["outputs"], facts["vocabulary"])
         with torch.random.fork_rng(devices=[]):
             seed_global(torch_seed(config.seed, "model"), torch.device("cpu"))
-            # A finished run's file holds everything; nothing else has to be there any more.
+            # The file of a finished run holds all weights: the other files need not exist any more.
             section = config.model | ({"init": None, "pretrained": None} if self.finished else {})
-            module = build_model(section, fit, DTYPES[config.local.precision])
+            module = build_model(section, interface, DTYPES[config.local.precision], for_training)
         if self.finished:
             module.load_state_dict(load_file(self.path / MODEL), strict=False)
         else:
             self._restore(module)
         return module.eval()
 
-    def evaluate(self, x: Given | None = None, y: Given | None = None) -> dict[str, float]:
+    def evaluate(self, x: Array | None = None, y: Array | None = None) -> dict[str, float]:
         """The task's metrics on these rows, raw as in the data set; without any, on the test set."""
-        data = self._data if x is None else self._given(x, y)
+        data = self._data if x is None else self._as_dataset(x, y)
         precision = DTYPES[self.config.local.precision]
-        rows = Rows(data.x_test, data.y_test, torch.device("cpu"), precision, math.inf)
-        metrics = measured(self.model(), self.task, data, rows, self.config.evaluate.batch_size)
-        return {name.removeprefix("test_"): value for name, value in metrics.items()}
+        rows = BatchLoader(data.x_test, data.y_test, torch.device("cpu"), precision, math.inf)
+        return evaluate_rows(self._module(True), self.task, data, rows, self.config.evaluate.batch_size)
 
     @cached_property
     def clients(self) -> Clients:
@@ -172,9 +198,9 @@ class Run:
 
     @cached_property
     def _validated(self) -> Config:
-        """The configuration with everything that it names found and imported."""
-        search_in(Path.cwd())
-        return validate(read_yaml(self.path / CONFIG))
+        """The configuration, after importing every `module:name` in it."""
+        prepend_to_path(Path.cwd())
+        return validate(read_recorded_config(self.path / CONFIG))
 
     @cached_property
     def _data(self) -> Dataset:
@@ -182,61 +208,66 @@ class Run:
 
     @property
     def _facts(self) -> dict[str, Any]:
-        facts = self._folder.remembered().facts
+        facts = self._folder.read_info().facts
         if not facts:
             raise ConfigError(f"the run in {self.path} has not begun yet")
         return facts
 
-    def _given(self, x: Given, y: Given | None) -> Dataset:
+    def _as_dataset(self, x: Array, y: Array | None) -> Dataset:
         rows = torch.as_tensor(x)
         if self._facts["bytes"] != (rows.dtype == torch.uint8):
             kind = "bytes (uint8)" if self._facts["bytes"] else "numbers, not bytes"
-            raise ValueError(f"rows have to be {kind}, as in the run's data; they are {rows.dtype}")
+            raise DataError(f"rows have to be {kind}, as in the run's data; they are {rows.dtype}")
         if rows.is_floating_point() and not bool(torch.isfinite(rows).all()):
-            raise ValueError("rows hold values that are not finite; scale, replace or remove them")
+            raise DataError("rows hold values that are not finite; scale, replace or remove them")
         targets = torch.empty(len(rows), 0) if y is None else torch.as_tensor(y)
         targets = targets if targets.is_floating_point() else targets.long()
         return Dataset(rows, targets, rows, targets, mean=tuple(self._facts["mean"]), std=tuple(self._facts["std"]))
 
     def _restore(self, module: nn.Module) -> None:
-        found = newest(self._folder.checkpoints, self._folder.remembered().id, lambda warning: None)
-        if found is None:
+        newest = newest_checkpoint(self._folder.checkpoints, self._folder.read_info().id, lambda warning: None)
+        if newest is None:
             raise ConfigError(f"the run in {self.path} has neither a model nor a checkpoint yet")
-        tensors, flat = read_server(self._folder.checkpoints, found.manifest), Flat(module)
+        tensors, flat = read_server(self._folder.checkpoints, newest.manifest), FlatModel(module)
         flat.vector.copy_(tensors["x"])
         flat.buffers.write(tensors["buffers"])
 
 
-def _configured(config: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Config:
+def _load_config(config: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Config:
     """The validated configuration, with a run folder."""
-    path = str(config) if isinstance(config, str | Path) else None
-    look_around(path)
-    words = [f"{key}={json.dumps(value)}" for key, value in _flat(overrides)]
-    given = _plain(config) if isinstance(config, Mapping) else None
-    raw, where = merged(path or (str(QUICKSTART) if config is None else None), words, given)
-    made = validate(raw, where)
-    if made.run.dir is None:
-        told = [f"{key}={json.dumps(value)}" for key, value in _flat(given or {})]
-        name = default_name(path or (QUICKSTART if config is None else "run"), [*told, *words])
-        made = made.model_copy(update={"run": made.run.model_copy(update={"dir": f"runs/{name}"})})
-    return made
+    path = str(config) if isinstance(config, str | Path) else str(QUICKSTART) if config is None else None
+    add_search_paths(None if config is None else path)
+    base = _to_plain_data(config) if isinstance(config, Mapping) else {}
+    words = _override_words(overrides)
+    validated = validate(*merge_overrides(path, words, base))
+    if validated.run.dir is None:
+        name = default_run_name(path or "run", [*_override_words(base), *words])
+        validated = validated.model_copy(update={"run": validated.run.model_copy(update={"dir": f"runs/{name}"})})
+    return validated
 
 
-def _flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys with dots, as on the command line; functions and classes as the names by which they can be imported."""
-    for key, value in given.items():
+def _override_words(keys: Mapping[str, Any]) -> list[str]:
+    """Keys as overrides of the command line."""
+    return [f"{key}={json.dumps(value)}" for key, value in _flatten(keys)]
+
+
+def _flatten(keys: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys with dots, as on the command line, and their values as plain data."""
+    for key, value in keys.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and "parts" not in value:
-            yield from _flat(value, f"{name}.")
+            yield from _flatten(value, f"{name}.")
         else:
-            yield (f"{name}.name" if name in NAMED and not isinstance(value, Mapping) else name), _plain(value)
+            is_builder = name in BUILDER_SECTIONS and not isinstance(value, Mapping)
+            yield (f"{name}.name" if is_builder else name), _to_plain_data(value)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_data(value: Any) -> Any:
+    """Data for YAML; functions and classes become the `module:name` by which they are imported."""
     if isinstance(value, Mapping):
-        return {_plain(key): _plain(inner) for key, inner in value.items()}
+        return {_to_plain_data(key): _to_plain_data(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [_to_plain_data(inner) for inner in value]
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, np.generic):

@@ -1,28 +1,29 @@
-"""Resources and cluster profiles, and the submitit executor that they make."""
+"""Resources and cluster profiles, and the submitit executor for them."""
 
 import shutil
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Annotated, Any
 
 import submitit
 from pydantic import Field
 
-from fl_dist.common.paths import expand
-from fl_dist.common.reading import ConfigError, read_yaml
-from fl_dist.common.registry import Strict
-from fl_dist.common.words import nearest
-from fl_dist.config.loading import checked
-from launch.devices import placed
+from fl_dist.common.errors import ConfigError, UserError
+from fl_dist.common.formatting import suggest
+from fl_dist.common.paths import expand_path
+from fl_dist.common.registry import StrictModel
+from fl_dist.common.yaml_reader import read_yaml
+from fl_dist.config.loading import validate_mapping
+from launch.devices import describe_placement
 
 Options = dict[str, Any]
 PROFILES = Path(__file__).parent / "profiles.yaml"
-RESTARTS = 1000
-"""Requeues after a time limit: a run saves before each, so any number makes progress."""
+MAX_REQUEUES = 1000
+"""Requeues after a time limit; each follows a save, so a run makes progress however many there are."""
 
 
-class Profile(Strict):
-    """What is particular to a cluster."""
+class Profile(StrictModel):
+    """What jobs of a cluster have in common."""
 
     partition: str | None = None
     account: str | None = None
@@ -36,8 +37,8 @@ class Profile(Strict):
     sbatch: dict[str, Any] = {}
 
 
-class Resources(Strict):
-    """What a run asks for: one task a GPU, or tasks_per_node without GPUs."""
+class Resources(StrictModel):
+    """What a run requests: one task per GPU, or tasks_per_node without GPUs."""
 
     nodes: Annotated[int, Field(ge=1)] = 1
     gpus_per_node: Annotated[int, Field(ge=0)] = 0
@@ -45,34 +46,33 @@ class Resources(Strict):
     hours: Annotated[float, Field(gt=0)] | None = None
 
     @property
-    def tasks(self) -> int:
+    def ranks_per_node(self) -> int:
         return self.tasks_per_node or self.gpus_per_node or 3
 
     @property
-    def placed(self) -> str:
-        return placed(self.tasks, self.gpus_per_node, self.nodes)
+    def placement(self) -> str:
+        return describe_placement(self.ranks_per_node, self.gpus_per_node, self.nodes)
 
 
 def read_profile(name: str | None, file: str | Path) -> Profile:
     if name is None:
         return Profile()
-    profiles = read_yaml(expand(file))
+    profiles = read_yaml(expand_path(file))
     if not isinstance(profiles, dict) or name not in profiles:
         names = list(profiles) if isinstance(profiles, dict) else []
-        raise ConfigError(f"no profile {name!r} in {file}; {nearest(name, names)}")
-    return checked(Profile, profiles[name] or {}, f"profile {name} of {file}")
+        raise ConfigError(f"no profile {name!r} in {file}; {suggest(name, names)}")
+    return validate_mapping(Profile, profiles[name] or {}, f"profile {name} of {file}")
 
 
-def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--profile", help="cluster profile: partition, account, limits, set-up lines")
-    parser.add_argument(
-        "--profiles", default=PROFILES, metavar="FILE", help="YAML file of profiles (default %(default)s)"
-    )
+def add_profile_options(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--profile", help="cluster profile: partition, account, limits, set-up lines")
+    add("--profiles", default=PROFILES, metavar="FILE", help="YAML file of profiles (default %(default)s)")
 
 
-def options(name: str, resources: Resources, profile: Profile, parallel: int = 256) -> Options:
-    """What submitit is to ask of Slurm, in Slurm's words."""
-    given = {
+def slurm_options(name: str, resources: Resources, profile: Profile, max_parallel: int = 256) -> Options:
+    """submitit's parameters, which have Slurm's names."""
+    optional = {
         "gpus_per_node": resources.gpus_per_node,
         "mem": None if profile.memory_gb is None else f"{round(1024 * profile.memory_gb)}M",
         "setup": profile.setup,
@@ -81,28 +81,30 @@ def options(name: str, resources: Resources, profile: Profile, parallel: int = 2
     return {
         "job_name": name,
         "nodes": resources.nodes,
-        "ntasks_per_node": resources.tasks,
+        "ntasks_per_node": resources.ranks_per_node,
         "cpus_per_task": profile.cpus_per_task,
         "time": max(1, round(60 * (resources.hours or profile.hours))),
         "stderr_to_stdout": True,
         "signal_delay_s": profile.signal_seconds,
-        # srun no longer takes the number of CPUs over from the job.
+        # srun does not inherit the number of CPUs from the job.
         "srun_args": ["--kill-on-bad-exit=1", f"--cpus-per-task={profile.cpus_per_task}"],
-        "array_parallelism": parallel,
+        "array_parallelism": max_parallel,
         "additional_parameters": {"requeue": True} | profile.sbatch,
-        **{key: value for key, value in given.items() if value},
+        **{key: value for key, value in optional.items() if value},
     }
 
 
-def executor(folder: Path, options: Options) -> submitit.SlurmExecutor:
+def create_executor(folder: Path, options: Options, remedy: str) -> submitit.SlurmExecutor:
     """A Slurm executor; nothing is submitted yet."""
-    made = submitit.SlurmExecutor(folder=folder, max_num_timeout=RESTARTS)
-    made.update_parameters(**options)
-    return made
+    if shutil.which("sbatch") is None:
+        raise UserError(f"no sbatch on the PATH: submit from a login node, or run here with {remedy}")
+    executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=MAX_REQUEUES)
+    executor.update_parameters(**options)
+    return executor
 
 
-class Draft(submitit.SlurmExecutor):
-    """Only writes batch scripts, and so needs no Slurm."""
+class _ScriptWriter(submitit.SlurmExecutor):
+    """Writes batch scripts without an installed Slurm."""
 
     @classmethod
     def affinity(cls) -> int:
@@ -111,17 +113,6 @@ class Draft(submitit.SlurmExecutor):
 
 def batch_script(folder: Path, options: Options) -> str:
     """The script that would be submitted."""
-    draft = Draft(folder=folder)
-    draft.update_parameters(**options)
-    return str(draft._make_submission_file_text(draft._submitit_command_str, "dry-run"))
-
-
-def have_slurm() -> bool:
-    return shutil.which("sbatch") is not None
-
-
-def described(arguments: Namespace, gpus: int = 0) -> Resources:
-    """What the command line asks for; so many GPUs, if it does not say."""
-    asked = arguments.gpus_per_node
-    given = {"nodes": arguments.nodes, "gpus_per_node": gpus if asked is None else asked}
-    return checked(Resources, given | {"tasks_per_node": arguments.tasks_per_node}, "the command line")
+    writer = _ScriptWriter(folder=folder)
+    writer.update_parameters(**options)
+    return str(writer._make_submission_file_text(writer._submitit_command_str, "dry-run"))

@@ -1,21 +1,23 @@
-"""Which GPUs a launcher has for its ranks, and the words in which it says what it starts."""
+"""Which GPUs a launcher has for its ranks, and how it describes what it starts."""
 
 import os
 
 import torch
 
-from fl_dist.common.words import counted
+from fl_dist.common.formatting import pluralize
 
 
 def visible_gpus(device: str) -> list[str]:
-    """Those of this machine that ranks with that `topology.device` would see, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs of this machine that ranks with that `topology.device` see, as CUDA_VISIBLE_DEVICES names them."""
     count = torch.cuda.device_count() if device != "cpu" else 0
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",")[:count] if named else [str(number) for number in range(count)]
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return names.split(",")[:count] if names else [str(number) for number in range(count)]
 
 
-def placed(ranks: int, gpus: int, nodes: int = 1) -> str:
-    """So many ranks, each node having so many of them and so many GPUs."""
-    where = f"on {counted(nodes, 'node')}" if nodes > 1 else "on one machine"
-    how = "one a GPU" if ranks <= gpus else f"sharing {counted(gpus, 'GPU')}" if gpus else "on the CPU"
-    return f"{counted(nodes * ranks, 'rank')} {where}, {how}{' a node' if nodes > 1 and 0 < gpus < ranks else ''}"
+def describe_placement(ranks: int, gpus: int, nodes: int = 1) -> str:
+    """`ranks` and `gpus` are per node."""
+    hosts = f"on {pluralize(nodes, 'node')}" if nodes > 1 else "on one machine"
+    devices = "one per GPU" if ranks <= gpus else f"sharing {pluralize(gpus, 'GPU')}" if gpus else "on the CPU"
+    return (
+        f"{pluralize(nodes * ranks, 'rank')} {hosts}, {devices}{' per node' if nodes > 1 and 0 < gpus < ranks else ''}"
+    )

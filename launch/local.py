@@ -8,8 +8,8 @@ Exit codes as of fl_dist.main: 0 finished, 2 bad configuration, 75 interrupted a
 from fl_dist.common import terminal
 
 if __name__ == "__main__":
-    terminal.prepare()  # here, for the imports below take seconds
-    terminal.say_starting()
+    terminal.prepare_terminal()  # here, because the imports below take seconds
+    terminal.print_starting()
 
 import argparse
 import logging
@@ -21,144 +21,140 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from fl_dist.common.reading import ConfigError
-from fl_dist.common.terminal import at_least
-from fl_dist.common.words import shortened
-from fl_dist.config.arguments import resolve
-from fl_dist.machine.signals import HANDLED, end_with_parent
-from fl_dist.storage.folder import RunFolder
-from launch.devices import placed, visible_gpus
-from launch.node import BAD_CONFIG, OWNED, Node, node_folder
+from fl_dist.common.errors import ConfigError
+from fl_dist.common.formatting import shorten
+from fl_dist.common.terminal import parse_int_at_least
+from fl_dist.config.arguments import resolve_arguments
+from fl_dist.distributed.signals import HANDLED_SIGNALS, end_with_parent
+from fl_dist.storage.run_folder import RunFolder
+from launch.devices import describe_placement, visible_gpus
+from launch.node import CHILD_LAUNCHER, EXIT_BAD_CONFIG, Node, create_node
 
-SIGNALLED = 128
-"""Exit code of the agent above which it is the number of the signal that ended it."""
-COURTESY = 10.0
-"""Seconds beyond the grace time that ranks without an agent have to end."""
+SIGNAL_EXIT_BASE = 128
+"""torchrun's exit code is this plus the number of the signal that ended it."""
+TERMINATION_MARGIN_SECONDS = 10.0
+"""Time beyond checkpoint.grace in which ranks whose torchrun is gone must end."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     try:
         _check_nodes(arguments)
-        config, command = resolve(arguments.what)
+        config, command = resolve_arguments(arguments.run_arguments)
         folder = RunFolder(str(config.run.dir))
-        folder.refuse_finished(config.rounds)
+        folder.check_not_finished(config.rounds)
     except (ValueError, OSError) as e:
-        terminal.complain(e, e if arguments.traceback else None)
-        return BAD_CONFIG
-    if OWNED in os.environ:
+        terminal.print_error(e, e if arguments.traceback else None)
+        return EXIT_BAD_CONFIG
+    if CHILD_LAUNCHER in os.environ:
         end_with_parent()
     if arguments.node_rank == 0:
-        print(placed(arguments.ranks, len(visible_gpus(config.topology.device)), arguments.nodes), flush=True)
+        gpus = len(visible_gpus(config.topology.device))
+        print(describe_placement(arguments.ranks, gpus, arguments.nodes), flush=True)
     _set_environment(config.topology.threads)
-    with node_folder() as node, node.passing_signals_on():
-        failed = _supervise(torchrun_arguments(arguments, node, command), node, config.checkpoint.grace)
-        return node.code(failed, folder.finished(config.rounds))
+    with create_node() as node:
+        has_failed = _run_torchrun(_torchrun_arguments(arguments, node, command), node, config.checkpoint.grace)
+        return node.exit_code(has_failed, folder.is_finished(config.rounds))
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = terminal.Parser(prog="python -m launch.local", description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", metavar="CONFIG key.sub=value", help="as for python -m fl_dist.main")
-    parser.add_argument(
-        "-n", "--ranks", type=partial(at_least, 1), default=3, help="processes on this node (default 3)"
-    )
-    parser.add_argument(
-        "--max-restarts", type=partial(at_least, 0), default=0, help="restarts after a rank was lost (default 0)"
-    )
-    parser.add_argument(
-        "--nodes", type=partial(at_least, 1), default=1, help="nodes of the job, each with this command (default 1)"
-    )
-    parser.add_argument(
-        "--node-rank", type=partial(at_least, 0), default=0, help="which of them this is; 0 is the rendezvous host"
-    )
-    parser.add_argument("--rendezvous", default="127.0.0.1:0", metavar="HOST:PORT", help="where the nodes meet")
-    terminal.add_traceback(parser)
+    parser = terminal.ArgumentParser(prog="python -m launch.local", description=__doc__.splitlines()[0])
+    add, natural, positive = parser.add_argument, partial(parse_int_at_least, 0), partial(parse_int_at_least, 1)
+    add("run_arguments", nargs="*", metavar="CONFIG key.sub=value", help="as for python -m fl_dist.main")
+    add("-n", "--ranks", type=positive, default=3, help="processes on this node (default 3)")
+    add("--max-restarts", type=natural, default=0, help="restarts after a rank was lost (default 0)")
+    add("--nodes", type=positive, default=1, help="nodes of the job; each runs this command (default 1)")
+    add("--node-rank", type=natural, default=0, help="number of this node; node 0 hosts the rendezvous (default 0)")
+    add("--rendezvous", default="127.0.0.1:0", metavar="HOST:PORT", help="where the nodes connect to each other")
+    terminal.add_traceback_option(parser)
     return parser
 
 
 def _check_nodes(arguments: argparse.Namespace) -> None:
     host, _, port = arguments.rendezvous.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"--rendezvous {shortened(arguments.rendezvous)} is not HOST:PORT, such as node1:29500")
+        raise ConfigError(f"--rendezvous {shorten(arguments.rendezvous)} is not HOST:PORT, such as node1:29500")
     if arguments.node_rank >= arguments.nodes:
-        raise ConfigError(f"--node-rank is {arguments.node_rank}, but --nodes {arguments.nodes} counts them from 0")
+        raise ConfigError(
+            f"--node-rank {arguments.node_rank} must be below --nodes {arguments.nodes}: it counts from 0"
+        )
     if arguments.nodes > 1 and int(port) == 0:
-        raise ConfigError(f"{arguments.nodes} nodes need a place to meet: give --rendezvous HOST:PORT, of node 0")
+        raise ConfigError(f"{arguments.nodes} nodes need a rendezvous: give --rendezvous HOST:PORT of node 0")
 
 
 def _set_environment(threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    # Restarted ranks that share the agent's store would read the addresses of the ranks before them.
+    # Restarted ranks that share torchrun's store would read the addresses of the previous ranks.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def torchrun_arguments(arguments: argparse.Namespace, node: Node, command: list[str]) -> list[str]:
+def _torchrun_arguments(arguments: argparse.Namespace, node: Node, command: list[str]) -> list[str]:
     return [
         f"--nnodes={arguments.nodes}",
         f"--nproc-per-node={arguments.ranks}",
         f"--max-restarts={arguments.max_restarts}",
         "--monitor-interval=0.1",
-        f"--log-dir={node.path / 'torchrun'}",  # or it leaves a folder behind
+        f"--log-dir={node.path / 'torchrun'}",  # by default torchrun leaves a folder behind
         "--rdzv-backend=c10d",
-        *_rendezvous(arguments, node),
-        "-m",
-        "launch.rank",
-        *command,
+        *_rendezvous_arguments(arguments, node),
+        *("-m", "launch.rank", *command),
         *(["--traceback"] if arguments.traceback else []),
     ]
 
 
-def _rendezvous(arguments: argparse.Namespace, node: Node) -> list[str]:
-    """One node meets in a file: torchrun would listen on every address of the machine, for anybody."""
+def _rendezvous_arguments(arguments: argparse.Namespace, node: Node) -> list[str]:
+    """One node uses a file: torchrun would listen on every address of the machine, for anybody."""
     if arguments.nodes == 1:
         file = node.path / "rendezvous"
         return ["--local-addr=127.0.0.1", f"--rdzv-endpoint={file}", "--rdzv-conf=store_type=file", "--rdzv-id=here"]
-    host, _, port = arguments.rendezvous.rpartition(":")
-    is_host = int(arguments.node_rank == 0)
-    return [f"--rdzv-endpoint={host}:{port}", f"--rdzv-id={port}", f"--rdzv-conf=is_host={is_host}"]
+    port, is_host = arguments.rendezvous.rpartition(":")[2], int(arguments.node_rank == 0)
+    return [f"--rdzv-endpoint={arguments.rendezvous}", f"--rdzv-id={port}", f"--rdzv-conf=is_host={is_host}"]
 
 
-def _supervise(torchrun: list[str], node: Node, grace: float) -> bool:
-    """Run torchrun to its end; False if it was content. Its ranks do not outlive it."""
-    # A fork has torch imported already, and a group of its own does not hear the terminal's Ctrl-C.
-    agent = multiprocessing.get_context("fork").Process(target=_agent, args=(torchrun, node, os.getpid()))
-    agent.start()
-    agent.join()
-    code = agent.exitcode or 0
-    number = -code if code < 0 else code - SIGNALLED
+def _run_torchrun(arguments: list[str], node: Node, grace_seconds: float) -> bool:
+    """Run torchrun to its end; True if it failed. Its ranks do not outlive it."""
+    # A fork has torch imported already, and the terminal's Ctrl-C does not reach a process group of its own.
+    process = multiprocessing.get_context("fork").Process(target=_torchrun, args=(arguments, node, os.getpid()))
+    process.start()
+    process.join()
+    code = process.exitcode or 0
+    number = -code if code < 0 else code - SIGNAL_EXIT_BASE
     if number > 0:
-        if not node.stopped:
-            name = signal.Signals(number).name
-            print(f"error: torchrun was ended by {name}; start the same command to resume", file=sys.stderr)
-        node.end(grace + COURTESY)
+        if not node.is_stopping:
+            terminal.print_error(f"torchrun was ended by {_signal_name(number)}; start the same command to resume")
+        node.terminate(grace_seconds + TERMINATION_MARGIN_SECONDS)
     return code != 0
 
 
-def _agent(torchrun: list[str], node: Node, launcher: int) -> None:
-    """The process that is torchrun: one line for a lost rank instead of its traceback and table."""
+def _torchrun(arguments: list[str], node: Node, launcher_pid: int) -> None:
+    """The process that becomes torchrun; a lost rank is one line instead of torchrun's traceback and table."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as run
 
     os.setpgid(0, 0)
-    for number in HANDLED:
+    for number in HANDLED_SIGNALS:
         signal.signal(number, signal.SIG_IGN if number in (signal.SIGUSR1, signal.SIGUSR2) else signal.SIG_DFL)
-    end_with_parent(launcher)
+    end_with_parent(launcher_pid)
     logging.disable()
     try:
-        run(torchrun)
+        run(arguments)
     except SignalException as e:
-        if os.getppid() != launcher:
+        if os.getppid() != launcher_pid:
             shutil.rmtree(node.path, ignore_errors=True)
-        sys.exit(SIGNALLED + e.sigval)
+        sys.exit(SIGNAL_EXIT_BASE + e.sigval)
     except ChildFailedError as e:
         rank, failure = e.get_first_failure()
-        # A rank that left its code had its say, however the interpreter ended after that.
-        if failure.exitcode < 0 and not node.has_code(failure.local_rank):
-            name = signal.Signals(-failure.exitcode).name
-            terminal.complain(f"rank {rank} was ended by {name}; start the same command to resume")
+        # A rank that recorded its exit code reported its error itself, however its interpreter ended after that.
+        if failure.exitcode < 0 and not node.has_exit_code(failure.local_rank):
+            name = _signal_name(-failure.exitcode)
+            terminal.print_error(f"rank {rank} was ended by {name}; start the same command to resume")
         sys.exit(1)
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a launcher and the ranks of its node know of each other: process ids, a stop, exit codes; files in a folder."""
+"""What a launcher and the ranks of its node share, as files in a folder: process ids, a stop request, exit codes."""
 
 import contextlib
 import logging
@@ -6,132 +6,134 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from fl_dist.machine.signals import HANDLED, REQUEUE
+from fl_dist.distributed.signals import EXIT_REQUEUE, HANDLED_SIGNALS
 
-FOLDER = "FL_DIST_NODE"
+NODE_FOLDER = "FL_DIST_NODE"
 """Environment variable of ranks: the folder."""
-OWNED = "FL_DIST_OWNED"
-"""Environment variable of a launcher that another one started, and that ends with it."""
-BAD_CONFIG = 2
+CHILD_LAUNCHER = "FL_DIST_CHILD_LAUNCHER"
+"""Environment variable of a launcher that another launcher started, and that ends with it."""
+EXIT_BAD_CONFIG = 2
 
 
 class Node:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._stop, self._final = path / "stop", path / "final"
+        self._stop, self._fatal = path / "stop", path / "fatal"
 
     @property
-    def stopped(self) -> bool:
-        """A stop was asked for: nothing is to be started again."""
+    def is_stopping(self) -> bool:
+        """A stop was requested: start nothing again."""
         return self._stop.exists()
 
     @property
-    def final(self) -> bool:
-        """A rank failed in a way that no restart mends."""
-        return self._final.exists()
+    def has_fatal_error(self) -> bool:
+        """A rank failed in a way that no restart can fix."""
+        return self._fatal.exists()
 
-    def enter(self, rank: int) -> None:
+    def register(self, rank: int) -> None:
         (self.path / f"{rank}.code").unlink(missing_ok=True)
         (self.path / f"{rank}.pid").write_text(str(os.getpid()))
 
-    def leave(self, rank: int, code: int, final: bool) -> None:
-        if final:
-            self._final.touch()
+    def record_exit(self, rank: int, code: int, is_fatal: bool) -> None:
+        if is_fatal:
+            self._fatal.touch()
         (self.path / f"{rank}.code").write_text(str(code))
 
-    def has_code(self, rank: int | str) -> bool:
-        """Whether the rank had its say; what is left of it is the end of its interpreter."""
+    def has_exit_code(self, rank: int | str) -> bool:
+        """Whether the rank is done; only its interpreter may still be shutting down."""
         return (self.path / f"{rank}.code").exists()
 
-    def lives(self, rank: int) -> bool:
-        """Whether the process of the rank is there, though it may have been stopped."""
-        return alive(self._pids().get(str(rank), 0))
+    def is_rank_alive(self, rank: int) -> bool:
+        """Whether the rank's process exists, even if SIGSTOP suspended it."""
+        return is_process_alive(self._pids().get(str(rank), 0))
 
-    def stop(self, number: int) -> None:
-        """The ranks hear the signal themselves: what started them would kill them while they save."""
+    def stop(self, number: int, frame: FrameType | None = None) -> None:
+        """Signal handler: pass the signal to the ranks, because torchrun would kill them while they save."""
         self._stop.touch()
-        self._signal(number)
+        self._send_signal(number)
 
-    def _signal(self, number: int) -> None:
+    def _send_signal(self, number: int) -> None:
         for rank, pid in self._pids().items():
             with contextlib.suppress(ProcessLookupError):
-                if not self.has_code(rank):
+                if not self.has_exit_code(rank):
                     os.kill(pid, number)
 
-    @contextlib.contextmanager
-    def passing_signals_on(self) -> Iterator[None]:
-        def forward(number: int, frame: FrameType | None) -> None:
-            self.stop(number)
-
-        old = {number: signal.signal(number, forward) for number in HANDLED}
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
-
-    def end(self, seconds: float) -> None:
-        """Let ranks that lost what started them end by themselves for so long."""
-        self._signal(signal.SIGTERM)
-        end = time.monotonic() + seconds
-        while any(map(alive, self._pids().values())) and time.monotonic() < end:
+    def terminate(self, timeout_seconds: float) -> None:
+        """Ask ranks whose launcher process is gone to end; kill those that exceed the timeout."""
+        self._send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + timeout_seconds
+        while any(map(is_process_alive, self._pids().values())) and time.monotonic() < deadline:
             time.sleep(0.05)
-        self._signal(signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
 
     def _pids(self) -> dict[str, int]:
-        found = {}
+        pids = {}
         for file in self.path.glob("*.pid"):
             with contextlib.suppress(ValueError):  # the rank is just writing it
-                found[file.stem] = int(file.read_text())
-        return found
+                pids[file.stem] = int(file.read_text())
+        return pids
 
-    def code(self, failed: bool, finished: bool) -> int:
-        """The launcher's exit code: what ranks say of themselves, then the run folder, then what started them."""
+    def exit_code(self, has_failed: bool, is_finished: bool) -> int:
+        """The launcher's exit code, from the ranks' own codes, then the run folder, then what started the ranks."""
         codes = {int(file.read_text()) for file in self.path.glob("*.code")}
-        if BAD_CONFIG in codes or self.final:
-            return BAD_CONFIG if BAD_CONFIG in codes else 1
-        # torchrun stops the ranks beside a lost one: their "interrupted" is not the user's.
-        if failed and not self.stopped:
+        if EXIT_BAD_CONFIG in codes:
+            return EXIT_BAD_CONFIG
+        # torchrun stops the other ranks when one is lost: their "interrupted" is not the user's.
+        if self.has_fatal_error or (has_failed and not self.is_stopping):
             return 1
-        return 0 if finished else REQUEUE
+        return 0 if is_finished else EXIT_REQUEUE
 
 
 @contextlib.contextmanager
-def node_folder() -> Iterator[Node]:
-    """A launcher's node; whatever it starts finds it in the environment."""
+def create_node() -> Iterator[Node]:
+    """Context of a launcher: its ranks find the node in the environment, and get the signals that it receives."""
     with tempfile.TemporaryDirectory(prefix="fl_dist-", ignore_cleanup_errors=True) as folder:
-        os.environ[FOLDER] = folder
+        node = Node(Path(folder))
+        os.environ[NODE_FOLDER] = folder
         try:
-            yield Node(Path(folder))
+            with handle_signals(node.stop):
+                yield node
         finally:
-            del os.environ[FOLDER]
+            del os.environ[NODE_FOLDER]
 
 
-def find_node() -> Node | None:
-    return Node(Path(os.environ[FOLDER])) if FOLDER in os.environ else None
+def find_node() -> Node:
+    return Node(Path(os.environ[NODE_FOLDER]))
 
 
-def alive(pid: int) -> bool:
-    """Whether the process runs: one that has ended may keep its number until somebody asks for its code."""
+@contextlib.contextmanager
+def handle_signals(
+    handler: Callable[[int, FrameType | None], object] | signal.Handlers,
+    numbers: Sequence[signal.Signals] = HANDLED_SIGNALS,
+) -> Iterator[None]:
+    previous = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous_handler in previous.items():
+            signal.signal(number, previous_handler)
+
+
+def is_process_alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
 
 
-class FirstError(logging.Handler):
-    """Context: remembers the first error that fl_dist logged, and whether a restart may mend it."""
+class FirstErrorHandler(logging.Handler):
+    """Context: records the first error that fl_dist logged, and whether a restart may fix it."""
 
     message: str | None = None
-    passes = False
-    ranks: Sequence[int] = ()
-    """Those that were lost."""
+    is_transient = False
+    lost_ranks: Sequence[int] = ()
 
-    def __enter__(self) -> "FirstError":
+    def __enter__(self) -> "FirstErrorHandler":
         self.setLevel(logging.ERROR)
         logging.getLogger("fl_dist").addHandler(self)
         return self
@@ -141,5 +143,6 @@ class FirstError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.message is None:
-            self.message, self.passes = record.getMessage().splitlines()[0], getattr(record, "passes", False)
-            self.ranks = getattr(record, "ranks", ())
+            self.message = record.getMessage().splitlines()[0]
+            self.is_transient = getattr(record, "is_transient", False)
+            self.lost_ranks = getattr(record, "ranks", ())

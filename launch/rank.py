@@ -1,7 +1,7 @@
-"""One rank as torchrun starts it: `fl_dist.main`, with an outcome that torchrun cannot tell apart.
+"""One rank as torchrun starts it: `fl_dist.main`, with its exit code written to a file.
 
-For torchrun every exit code but 0 is a failure to be repeated. A run that was interrupted, is misconfigured or failed
-by itself has said its last word: its code goes to a file, and torchrun sees a rank that is done.
+torchrun takes every exit code but 0 for a failure to be retried. A run that was interrupted, is misconfigured or
+reported an error of its own must not be restarted: its code goes to the file, and torchrun sees a rank that succeeded.
 """
 
 import os
@@ -10,46 +10,46 @@ import sys
 from types import FrameType
 
 from fl_dist.common import terminal
-from fl_dist.machine.signals import HANDLED, REQUEUE, end_with_parent
-from launch.node import BAD_CONFIG, FirstError, find_node
+from fl_dist.distributed.signals import EXIT_REQUEUE, HANDLED_SIGNALS, end_with_parent
+from launch.node import EXIT_BAD_CONFIG, FirstErrorHandler, find_node
 
-FINAL = (0, BAD_CONFIG, REQUEUE)
+NO_RESTART_CODES = (0, EXIT_BAD_CONFIG, EXIT_REQUEUE)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(REQUEUE)
+def _exit_on_signal(number: int, frame: FrameType | None) -> None:
+    sys.exit(EXIT_REQUEUE)
 
 
 def run_main(arguments: list[str]) -> int:
-    """The exit code of main; a signal that comes before main listens ends the rank at once."""
+    """The exit code of main. A signal before main installs its handlers ends the rank at once."""
     try:
-        for number in HANDLED:
-            signal.signal(number, _leave)
-        from fl_dist.main import main  # seconds of imports, in which signals may come
+        for number in HANDLED_SIGNALS:
+            signal.signal(number, _exit_on_signal)
+        from fl_dist.main import main  # seconds of imports, in which signals may arrive
 
         return main(arguments)
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else 1
     finally:
-        for number in HANDLED:
+        for number in HANDLED_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
 
-def run() -> int:
+def run_rank() -> int:
     node, rank = find_node(), int(os.environ["LOCAL_RANK"])
-    assert node is not None
     end_with_parent()
-    node.enter(rank)
-    with FirstError() as error:
-        code = REQUEUE if node.stopped else run_main(sys.argv[1:])
-    # Of a rank that has ended the launcher says how; of a server that was stopped nobody else would say anything.
-    if os.environ["RANK"] == os.environ["LOCAL_RANK"] == "1" and 0 in error.ranks and node.lives(0):
-        terminal.complain(f"{error.message}; start the same command to resume")
-    node.leave(rank, code, final=code == BAD_CONFIG or (code not in FINAL and not error.passes))
-    # A rank whose server has failed for good may only have seen that it was gone.
-    return 0 if code in FINAL or node.final else code
+    node.register(rank)
+    with FirstErrorHandler() as error:
+        code = EXIT_REQUEUE if node.is_stopping else run_main(sys.argv[1:])
+    # The launcher reports a rank that has ended; a suspended server is reported by nobody but rank 1.
+    if os.environ["RANK"] == os.environ["LOCAL_RANK"] == "1" and 0 in error.lost_ranks and node.is_rank_alive(0):
+        terminal.print_error(f"{error.message}; start the same command to resume")
+    is_fatal = code == EXIT_BAD_CONFIG or (code not in NO_RESTART_CODES and not error.is_transient)
+    node.record_exit(rank, code, is_fatal)
+    # After a fatal error of the server, the other ranks may only have noticed that it was gone.
+    return 0 if code in NO_RESTART_CODES or node.has_fatal_error else code
 
 
 if __name__ == "__main__":
-    terminal.prepare()
-    sys.exit(run())
+    terminal.prepare_terminal()
+    sys.exit(run_rank())

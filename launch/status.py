@@ -1,4 +1,4 @@
-"""How far runs are, read from their folders, their logs and Slurm's queue.
+"""Progress of runs, read from their folders, their logs and Slurm's queue.
 
 python -m launch.status [RUN ...]
 """
@@ -6,7 +6,7 @@ python -m launch.status [RUN ...]
 from fl_dist.common import terminal
 
 if __name__ == "__main__":
-    terminal.prepare()  # here, for the imports below take seconds
+    terminal.prepare_terminal()  # here, because the imports below take seconds
 
 import subprocess
 import sys
@@ -14,20 +14,20 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from fl_dist.common.words import duration, message
-from fl_dist.monitor.console import STARTING
-from fl_dist.storage.folder import METRICS, RunFolder, locked, runs_below
-from fl_dist.storage.metrics import parsed
-from fl_dist.tasks import Headline
+from fl_dist.callbacks.console import STARTING
+from fl_dist.common.errors import UserError, error_message
+from fl_dist.common.formatting import format_duration
+from fl_dist.metrics.record import RoundRecord, parse_record
+from fl_dist.storage.run_folder import METRICS, RunFolder, find_runs, is_locked
+from fl_dist.tasks import PrimaryMetric
 
-RECENT = 10
-"""Rounds from whose duration the time left is estimated."""
-TAIL = 1000
-"""Lines at the end of a log among which its last attempt is looked for."""
-ERRORS = ("error: ", "launch.task.RunFailed: ", "slurmstepd", "srun: error: ")
-"""Beginnings of lines that say why a run failed, the best first."""
+RECENT_ROUNDS = 10
+"""Rounds whose mean duration gives the remaining time."""
+LOG_TAIL_LINES = 1000
+"""Lines at the end of a log that are searched for its last attempt."""
+ERROR_PREFIXES = ("error: ", "launch.task.RunFailedError: ", "slurmstepd", "srun: error: ")
+"""Starts of lines that say why a run failed, the most informative first."""
 
 
 @dataclass
@@ -41,29 +41,21 @@ class Status:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = terminal.Parser(prog="python -m launch.status", description=__doc__.splitlines()[0])
+    parser = terminal.ArgumentParser(prog="python -m launch.status", description=__doc__.splitlines()[0])
     parser.add_argument(
         "runs", nargs="*", type=Path, default=[Path("runs")], help="run folders, or folders of them (default runs)"
     )
-    runs = [run for given in parser.parse_args(argv).runs for run in runs_below(given)]
+    folders = parser.parse_args(argv).runs
+    runs = [run for folder in folders for run in find_runs(folder)]
     if not runs:
-        terminal.complain("no run there; a run's folder has a config.yaml")
+        terminal.print_error(f"no run in {', '.join(map(str, folders))}; a run folder contains a config.yaml")
         return 1
-    print(table([_of_folder(run) for run in runs]))
+    print(format_table([read_status(str(run), run, None, None, run / "logs" / "launch.log") for run in runs]))
     return 0
 
 
-def _of_folder(run: Path) -> Status:
-    try:
-        rounds = RunFolder(run).rounds()
-    except (ValueError, OSError) as e:
-        return Status(str(run), "unreadable", reason=message(e))
-    log = run / "logs" / "launch.log"
-    return status(str(run), run, rounds, None, log if log.exists() else None)
-
-
-def queue() -> dict[str, str]:
-    """The state of every job of this user that is waiting or running, by job id; empty without Slurm."""
+def read_queue() -> dict[str, str]:
+    """The state of every pending or running job of this user, by job id; empty without Slurm."""
     command = ["squeue", "--me", "--noheader", "--array", "--format=%i %T"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True)
@@ -72,84 +64,89 @@ def queue() -> dict[str, str]:
     return dict(line.split() for line in answer.stdout.splitlines() if line.strip())
 
 
-def status(name: str, run: Path, rounds: int, queued: str | None, log: Path | None) -> Status:
-    """One line of the table, which a damaged folder must not hide."""
+def read_status(name: str, run: Path, rounds: int | None, queue_state: str | None, log: Path | None) -> Status:
+    """One line of the table, even of a damaged folder; without `rounds`, the folder says how many there are."""
     try:
-        return _status(name, run, rounds, queued, log)
+        return _read_status(name, run, RunFolder(run).read_rounds() if rounds is None else rounds, queue_state, log)
     except (ValueError, OSError) as e:
-        return Status(name, "unreadable", reason=message(e))
+        return Status(name, "unreadable", reason=error_message(e))
 
 
-def _status(name: str, run: Path, rounds: int, queued: str | None, log: Path | None) -> Status:
-    rows = _last_rows(run / METRICS)
-    known = Status(name, "finished" if RunFolder(run).finished(rounds) else _state(run, queued, log, bool(rows)))
-    if rows:
-        done = rows[-1]["round"]
-        known.round, known.accuracy = f"{done}/{rounds}", _score(run, rows)
-        if known.state == "running":
-            known.left = duration(sum(row["seconds"]["total"] for row in rows) / len(rows) * (rounds - done))
-    if known.state == "failed":
-        known.reason = reason(log) or ""
-    return known
+def _read_status(name: str, run: Path, rounds: int, queue_state: str | None, log: Path | None) -> Status:
+    records = _read_last_records(run / METRICS)
+    is_finished = RunFolder(run).is_finished(rounds)
+    status = Status(name, "finished" if is_finished else _state(run, queue_state, log, has_records=bool(records)))
+    if records:
+        completed = records[-1].round
+        status.round, status.accuracy = f"{completed}/{rounds}", _format_score(run, records)
+        if status.state == "running":
+            mean_seconds = sum(record.seconds.total for record in records) / len(records)
+            status.left = format_duration(mean_seconds * (rounds - completed))
+    if status.state == "failed":
+        status.reason = failure_reason(log) or ""
+    return status
 
 
-def _state(run: Path, queued: str | None, log: Path | None, begun: bool) -> str:
-    if queued is not None:
-        return "pending" if queued in ("PENDING", "REQUEUED", "REQUEUE_HOLD") else "running"
-    if locked(run):
+def _state(run: Path, queue_state: str | None, log: Path | None, has_records: bool) -> str:
+    if queue_state is not None:
+        return "pending" if queue_state in ("PENDING", "REQUEUED", "REQUEUE_HOLD") else "running"
+    if is_locked(run):
         return "running"
-    if reason(log) is not None:
+    if failure_reason(log) is not None:
         return "failed"
-    return "interrupted" if begun else "new"
+    return "interrupted" if has_records else "new"
 
 
-def reason(log: Path | None) -> str | None:
-    """Why the last attempt failed: its first error, for those that follow are consequences."""
+def failure_reason(log: Path | None) -> str | None:
+    """The first error of the last attempt; later ones are its consequences."""
     if log is None or not log.exists():
         return None
     with open(log, encoding="utf-8", errors="replace") as file:
-        lines = [line.strip() for line in deque(file, TAIL)]
-    attempts = [k for k, line in enumerate(lines) if line.startswith(f"{STARTING} ")]
-    last = lines[attempts[-1] :] if attempts else lines
-    found = [line for start in ERRORS for line in last if line.startswith(start)]
-    return found[0].removeprefix("error: ").removeprefix("launch.task.RunFailed: ") if found else None
+        lines = [line.strip() for line in deque(file, LOG_TAIL_LINES)]
+    attempt_start = max((k for k, line in enumerate(lines) if line.startswith(f"{STARTING} ")), default=0)
+    for prefix in ERROR_PREFIXES:
+        for line in lines[attempt_start:]:
+            if line.startswith(prefix):
+                return line.removeprefix(ERROR_PREFIXES[0]).removeprefix(ERROR_PREFIXES[1])
+    return None
 
 
-def _last_rows(metrics: Path) -> list[dict[str, Any]]:
+def _read_last_records(metrics: Path) -> list[RoundRecord]:
     try:
         with open(metrics, "rb") as file:
-            lines = list(deque(file, RECENT))
+            lines = list(deque(file, RECENT_ROUNDS))
     except FileNotFoundError:
         return []
-    rows = [parsed(line) for line in lines if line.endswith(b"\n")]
-    if None in rows:
-        raise ValueError(f"{metrics} has a line that is not a row of a run")
-    return [row for row in rows if row is not None]
+    parsed = [parse_record(line) for line in lines if line.endswith(b"\n")]
+    records = [record for record in parsed if record is not None]
+    if len(records) < len(parsed):
+        raise UserError(f"{metrics} has a line that is not the record of a round")
+    return records
 
 
-def _score(run: Path, rows: list[dict[str, Any]]) -> str:
-    """The last value of the metric by which the run is judged."""
-    told = RunFolder(run).facts().get("headline")
-    headline = Headline(**told) if told else Headline("accuracy", "max", percent=True)
-    found = next((value for row in reversed(rows) if (value := row.get(f"test_{headline.name}")) is not None), None)
-    if found is None:
+def _format_score(run: Path, records: list[RoundRecord]) -> str:
+    """The last value of the primary metric."""
+    facts = RunFolder(run).read_facts().get("primary_metric")
+    metric = PrimaryMetric(**facts) if facts else PrimaryMetric("accuracy", "max", percent=True)
+    values = [value for record in records if (value := record.test.get(metric.name)) is not None]
+    if not values:
         return ""
-    return headline.shown(found) if headline.name == "accuracy" else f"{headline.name} {headline.shown(found)}"
+    return f"{'' if metric.name == 'accuracy' else f'{metric.name} '}{metric.format(values[-1])}"
 
 
-def so_far(run: Path) -> tuple[int, str]:
-    """The rounds that a run has done and its last score; what cannot be read counts as nothing."""
+def read_progress(run: Path) -> tuple[int, str]:
+    """The completed rounds of a run and its last score; none if they cannot be read."""
     try:
-        rows = _last_rows(run / METRICS)
-        return (rows[-1]["round"], _score(run, rows)) if rows else (0, "")
+        records = _read_last_records(run / METRICS)
+        return (records[-1].round, _format_score(run, records)) if records else (0, "")
     except (ValueError, OSError):
         return 0, ""
 
 
-def table(states: list[Status]) -> str:
-    """Columns as wide as they need to be; a reason ends its line."""
-    head = Status("run", "state", "round", "accuracy", "left", "")
-    rows = [list(vars(line).values()) for line in [head, *states]]
+def format_table(statuses: list[Status]) -> str:
+    """Aligned columns; a reason ends its line."""
+    header = Status("run", "state", "round", "accuracy", "left", "")
+    rows = [list(vars(status).values()) for status in [header, *statuses]]
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     return "\n".join("  ".join([*map(str.ljust, row[:5], widths), row[5]]).rstrip() for row in rows)
 

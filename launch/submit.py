@@ -6,8 +6,8 @@ python -m launch.submit CONFIG.yaml [key.sub=value ...] --nodes 2 --gpus-per-nod
 from fl_dist.common import terminal
 
 if __name__ == "__main__":
-    terminal.prepare()  # here, for the imports below take seconds
-    terminal.say_starting()
+    terminal.prepare_terminal()  # here, because the imports below take seconds
+    terminal.print_starting()
 
 import argparse
 import os
@@ -18,15 +18,16 @@ from pathlib import Path
 
 import submitit
 
-from fl_dist.common.reading import ConfigError
-from fl_dist.common.words import counted
-from fl_dist.config.arguments import resolve
-from fl_dist.machine.signals import REQUEUE
-from fl_dist.storage.folder import RunFolder
+from fl_dist.common.errors import ConfigError
+from fl_dist.common.formatting import pluralize
+from fl_dist.config.arguments import resolve_arguments
+from fl_dist.config.loading import validate_mapping
+from fl_dist.distributed.signals import EXIT_REQUEUE
+from fl_dist.storage.run_folder import RunFolder
 from launch import cluster
 from launch.devices import visible_gpus
-from launch.node import BAD_CONFIG, node_folder
-from launch.status import reason
+from launch.node import EXIT_BAD_CONFIG, create_node, handle_signals
+from launch.status import failure_reason
 from launch.task import Task
 
 
@@ -35,94 +36,96 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _submit(arguments)
     except (ValueError, OSError) as e:
-        terminal.complain(e, e if arguments.traceback else None)
-        return BAD_CONFIG
+        terminal.print_error(e, e if arguments.traceback else None)
+        return EXIT_BAD_CONFIG
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = terminal.Parser(prog="python -m launch.submit", description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="+", metavar="CONFIG key.sub=value", help="as for python -m fl_dist.main")
-    parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument(
-        "--gpus-per-node",
-        type=int,
-        help="one rank a GPU (default 0: ranks on the CPU; with --local: the GPUs that are visible)",
+    parser = terminal.ArgumentParser(prog="python -m launch.submit", description=__doc__.splitlines()[0])
+    add, gpus_help = (
+        parser.add_argument,
+        "one rank per GPU (default 0: ranks on the CPU; with --local: all visible GPUs)",
     )
-    parser.add_argument("--tasks-per-node", type=int, help="ranks a node (default: the GPUs, or 3)")
-    parser.add_argument("--name", help="name of the job (default: that of the run folder)")
-    parser.add_argument("--dry-run", action="store_true", help="print the batch script and stop")
-    parser.add_argument("--local", action="store_true", help="run it here, through submitit's local executor")
-    cluster.add_options(parser)
-    terminal.add_traceback(parser)
+    add("run_arguments", nargs="+", metavar="CONFIG key.sub=value", help="as for python -m fl_dist.main")
+    add("--nodes", type=int, default=1)
+    add("--gpus-per-node", type=int, help=gpus_help)
+    add("--tasks-per-node", type=int, help="ranks per node (default: the number of GPUs, or 3)")
+    add("--name", help="name of the job (default: that of the run folder)")
+    add("--dry-run", action="store_true", help="print the batch script and stop")
+    add("--local", action="store_true", help="run it here, through submitit's local executor")
+    cluster.add_profile_options(parser)
+    terminal.add_traceback_option(parser)
     return parser
 
 
 def _submit(arguments: argparse.Namespace) -> int:
-    config, command = resolve(arguments.what)
-    gpus = _gpus_here(arguments.gpus_per_node, config.topology.device) if arguments.local else []
-    resources = cluster.described(arguments, len(gpus))
+    config, command = resolve_arguments(arguments.run_arguments)
+    gpus = _select_gpus(arguments.gpus_per_node, config.topology.device) if arguments.local else []
+    resources = _parse_resources(arguments, len(gpus))
     profile = cluster.read_profile(arguments.profile, arguments.profiles)
     folder = RunFolder(str(config.run.dir))
-    folder.refuse_finished(config.rounds)
+    folder.check_not_finished(config.rounds)
     run = folder.path
     command += ["--traceback"] if arguments.traceback else []
-    options = cluster.options(arguments.name or run.name, resources, profile)
+    options = cluster.slurm_options(arguments.name or run.name, resources, profile)
     if arguments.dry_run:
         print(cluster.batch_script(run / "jobs", options))
         return 0
+    task = Task(command, str(run), config.rounds, os.getpid() if arguments.local else None)
     if arguments.local:
-        task = Task(command, str(run), config.rounds, os.getpid())
-        return _run_here(task, resources, gpus, config.checkpoint.grace)
-    if not cluster.have_slurm():
-        raise ValueError("no sbatch on the PATH: submit from a login node, or run here with --local or launch.local")
-    job = cluster.executor(run / "jobs", options).submit(Task(command, str(run), config.rounds))
-    _describe(job, resources, run, f"scancel {job.job_id}")
+        return _run_locally(task, resources, gpus, config.checkpoint.grace)
+    job = cluster.create_executor(run / "jobs", options, "--local or launch.local").submit(task)
+    _print_job(job, resources, run, f"scancel {job.job_id}")
     return 0
 
 
-def _gpus_here(wanted: int | None, device: str) -> list[str]:
-    """So many of those that are visible; all of them, if nobody said how many."""
-    found = visible_gpus("auto" if wanted else device)
-    if wanted is not None and wanted > len(found):
-        raise ConfigError(f"--gpus-per-node is {wanted}, but {counted(len(found), 'GPU')} can be seen here")
-    return found[:wanted]
+def _select_gpus(count: int | None, device: str) -> list[str]:
+    """So many of the visible GPUs; all of them by default."""
+    gpus = visible_gpus("auto" if count else device)
+    if count is not None and count > len(gpus):
+        raise ConfigError(f"--gpus-per-node is {count}, but only {pluralize(len(gpus), 'GPU')} can be seen here")
+    return gpus[:count]
 
 
-def _describe(job: submitit.Job, resources: cluster.Resources, run: Path, cancel: str) -> None:
+def _parse_resources(arguments: argparse.Namespace, visible: int) -> cluster.Resources:
+    values = {key: getattr(arguments, key) for key in ("nodes", "gpus_per_node", "tasks_per_node")}
+    if values["gpus_per_node"] is None:
+        values["gpus_per_node"] = visible
+    return validate_mapping(cluster.Resources, values, "the command line")
+
+
+def _print_job(job: submitit.Job, resources: cluster.Resources, run: Path, cancel: str) -> None:
     print(f"job      {job.job_id}")
-    print(f"asks     {resources.placed}")
+    print(f"requests {resources.placement}")
     print(f"run      {run}/")
     print(f"follow   tail -F {job.paths.stdout}")
     print(f"cancel   {cancel}", flush=True)
 
 
-def _run_here(task: Task, resources: cluster.Resources, gpus: list[str], grace: float) -> int:
+def _run_locally(task: Task, resources: cluster.Resources, gpus: list[str], grace_seconds: float) -> int:
     run = RunFolder(task.run_dir)
-    with node_folder() as node, node.passing_signals_on():
-        job = _started(task, resources.tasks, gpus, run.path)
-        _describe(job, resources, run.path, f"kill {os.getpid()}")
+    with create_node() as node:
+        job = _start_locally(task, resources.ranks_per_node, gpus, run.path)
+        _print_job(job, resources, run.path, f"kill {os.getpid()}")
         job.wait()
-        node.end(grace)
-        failed = not node.stopped and job.exception() is not None
-        code = node.code(failed, run.finished(task.rounds))
-    if code == REQUEUE:
+        node.terminate(grace_seconds)
+        has_failed = not node.is_stopping and job.exception() is not None
+        code = node.exit_code(has_failed, run.is_finished(task.rounds))
+    if code == EXIT_REQUEUE:
         print("interrupted; start the same command to resume")
     elif code:
-        terminal.complain(reason(job.paths.stdout) or "the run failed; see its log")
+        terminal.print_error(failure_reason(job.paths.stdout) or "the run failed; see its log")
     return code
 
 
-def _started(task: Task, tasks: int, gpus: list[str], run: Path) -> submitit.Job:
+def _start_locally(task: Task, ranks: int, gpus: list[str], run: Path) -> submitit.Job:
     executor = submitit.LocalExecutor(folder=run / "jobs")
-    executor.update_parameters(tasks_per_node=tasks, timeout_min=60 * 24 * 365, stderr_to_stdout=True)
-    # submitit hides the others from its tasks; it asks for numbers, but parts of GPUs have names.
+    executor.update_parameters(tasks_per_node=ranks, timeout_min=60 * 24 * 365, stderr_to_stdout=True)
+    # submitit hides the other GPUs from its tasks; its own option takes numbers, but MIG devices have names.
     executor.parameters |= {"gpus_per_node": len(gpus), "visible_gpus": tuple(gpus)}
-    # The terminal's Ctrl-C reaches submitit's process too, which would kill the ranks while they save.
-    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
+    # The terminal's Ctrl-C also reaches submitit's process, which would kill the ranks while they save.
+    with handle_signals(signal.SIG_IGN, [signal.SIGINT]):
         return executor.submit(task)
-    finally:
-        signal.signal(signal.SIGINT, old)
 
 
 if __name__ == "__main__":

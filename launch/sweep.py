@@ -2,14 +2,14 @@
 
 python -m launch.sweep SWEEP.yaml [key.sub=value ...] [--only FedGMT] [--status | --local -j 2 | --dry-run]
 
-Finished runs are skipped, unfinished ones resumed: the same command starts a sweep and goes on with it.
+Finished runs are skipped, unfinished ones resumed: the same command starts a sweep and continues it.
 """
 
 from fl_dist.common import terminal
 
 if __name__ == "__main__":
-    terminal.prepare()  # here, for the imports below take seconds
-    terminal.say_starting()
+    terminal.prepare_terminal()  # here, because the imports below take seconds
+    terminal.print_starting()
 
 import argparse
 import json
@@ -18,21 +18,24 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import submitit
 from pydantic import Field
 
-from fl_dist.common.reading import ConfigError, read_yaml
-from fl_dist.common.terminal import at_least
-from fl_dist.common.words import counted
-from fl_dist.config.loading import checked
-from fl_dist.config.sweeps import Cell, Sweep, read
-from fl_dist.machine.signals import REQUEUE
-from fl_dist.storage.folder import RunFolder, locked, write_atomically
+from fl_dist.common.errors import ConfigError
+from fl_dist.common.files import write_atomically
+from fl_dist.common.formatting import pluralize
+from fl_dist.common.terminal import parse_int_at_least
+from fl_dist.common.yaml_reader import read_yaml
+from fl_dist.config.loading import validate_mapping
+from fl_dist.config.sweeps import Sweep, SweepRun, read_sweep
+from fl_dist.distributed.signals import EXIT_REQUEUE
+from fl_dist.storage.run_folder import RunFolder, is_locked
 from launch import cluster
-from launch.node import BAD_CONFIG
-from launch.pool import run_here
-from launch.status import Status, queue, status, table
+from launch.node import EXIT_BAD_CONFIG
+from launch.pool import run_locally
+from launch.status import Status, format_table, read_queue, read_status
 from launch.task import Task
 
 
@@ -43,96 +46,83 @@ class Resources(cluster.Resources):
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     try:
-        sweep, cells = read(arguments.sweep, arguments.overrides, arguments.only)
-        for cell in cells:
-            cell.command += ["--traceback"] if arguments.traceback else []
-        resources = checked(Resources, sweep.resources, f"resources of {arguments.sweep}")
+        sweep, runs = read_sweep(arguments.sweep, arguments.overrides, arguments.only)
+        for run in runs:
+            run.command += ["--traceback"] if arguments.traceback else []
+        resources = validate_mapping(Resources, sweep.resources, f"resources of {arguments.sweep}")
         profile = cluster.read_profile(arguments.profile, arguments.profiles)
-        return _act(arguments, resources, cells, profile)
+        return _execute(arguments, resources, runs, profile)
     except (ValueError, OSError) as e:
-        terminal.complain(e, e if arguments.traceback else None)
-        return BAD_CONFIG
+        terminal.print_error(e, e if arguments.traceback else None)
+        return EXIT_BAD_CONFIG
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = terminal.Parser(prog="python -m launch.sweep", description=__doc__.splitlines()[0])
-    parser.add_argument("sweep", metavar="SWEEP.yaml", help="keys: " + ", ".join(Sweep.model_fields))
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="for all runs, after all else")
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="only runs of this name or label (may be given again)",
-    )
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--status", action="store_true", help="show how far the runs are")
-    what.add_argument("--local", action="store_true", help="run here instead of submitting")
-    what.add_argument("--dry-run", action="store_true", help="print the runs and the batch script")
-    parser.add_argument(
-        "-j", "--jobs", type=partial(at_least, 1), default=1, metavar="N", help="with --local: runs at a time"
-    )
-    cluster.add_options(parser)
-    terminal.add_traceback(parser)
+    parser = terminal.ArgumentParser(prog="python -m launch.sweep", description=__doc__.splitlines()[0])
+    add, only_help = parser.add_argument, "only runs with this name or label (may be repeated)"
+    add("sweep", metavar="SWEEP.yaml", help="keys: " + ", ".join(Sweep.model_fields))
+    add("overrides", nargs="*", metavar="key.sub=value", help="for all runs; they override everything else")
+    add("--only", action="append", default=[], metavar="PATTERN", help=only_help)
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--status", action="store_true", help="show the progress of the runs")
+    action.add_argument("--local", action="store_true", help="run here instead of submitting")
+    action.add_argument("--dry-run", action="store_true", help="print the runs and the batch script")
+    positive = partial(parse_int_at_least, 1)
+    add("-j", "--jobs", type=positive, default=1, metavar="N", help="with --local: runs at a time")
+    cluster.add_profile_options(parser)
+    terminal.add_traceback_option(parser)
     return parser
 
 
-def _act(arguments: argparse.Namespace, resources: Resources, cells: list[Cell], profile: cluster.Profile) -> int:
-    folder = cells[0].run.parent
+def _execute(
+    arguments: argparse.Namespace, resources: Resources, runs: list[SweepRun], profile: cluster.Profile
+) -> int:
+    folder = runs[0].run.parent
+    options = cluster.slurm_options(folder.name, resources, profile, resources.parallel)
     if arguments.status:
-        print(table(statuses(cells)))
+        print(format_table(read_statuses(runs)))
         return 0
     if arguments.dry_run:
-        print("\n".join(f"{cell.name}: python -m fl_dist.main {shlex.join(cell.command)}" for cell in cells))
-        print(cluster.batch_script(folder / "jobs", _options(resources, folder, profile)))
+        print("\n".join(f"{run.name}: python -m fl_dist.main {shlex.join(run.command)}" for run in runs))
+        print(cluster.batch_script(folder / "jobs", options))
         return 0
-    todo = _unfinished(cells)
-    if not todo:
+    unstarted = _find_unstarted(runs)
+    if not unstarted:
         return 0
-    if resources.nodes * resources.tasks == 1 and any(cell.config.topology.server == "dedicated" for cell in todo):
-        raise ConfigError(
-            f"{arguments.sweep}: one task leaves no worker beside the server; set topology.server: shared"
-        )
     if arguments.local:
-        code = run_here(todo, resources.tasks, arguments.jobs)
-        print(table(statuses(cells)))
-        if code == REQUEUE:
-            print("the same command goes on from here")
+        code = run_locally(unstarted, resources.ranks_per_node, arguments.jobs)
+        print(format_table(read_statuses(runs)))
+        if code == EXIT_REQUEUE:
+            print("interrupted; start the same command to resume")
         return code
-    if not cluster.have_slurm():
-        raise ValueError("no sbatch on the PATH: submit from a login node, or run here with --local")
-    executor = cluster.executor(folder / "jobs", _options(resources, folder, profile))
-    return _submit(arguments.sweep, todo, executor, folder, resources.placed)
-
-
-def _options(resources: Resources, folder: Path, profile: cluster.Profile) -> cluster.Options:
-    return cluster.options(folder.name, resources, profile, resources.parallel)
-
-
-def _unfinished(cells: list[Cell]) -> list[Cell]:
-    """The runs that are neither finished nor under way."""
-    jobs, queued = _jobs(cells[0].run.parent), queue()
-    finished = [cell for cell in cells if RunFolder(cell.run).finished(cell.rounds)]
-    active = [c for c in cells if c not in finished and (jobs.get(c.name) in queued or locked(c.run))]
-    todo = [cell for cell in cells if cell not in finished and cell not in active]
-    print(f"{counted(len(cells), 'run')}: {len(finished)} finished, {len(active)} under way, {len(todo)} to start")
-    return todo
-
-
-def _submit(path: str, todo: list[Cell], executor: Any, folder: Path, placed: str) -> int:
-    with executor.batch():
-        jobs = [executor.submit(Task(cell.command, str(cell.run), cell.rounds)) for cell in todo]
-    started = {cell.name: job.job_id for cell, job in zip(todo, jobs, strict=True)}
-    write_atomically(folder / "jobs.json", json.dumps(_jobs(folder) | started, indent=1).encode())
-    print(f"job      {jobs[0].job_id.split('_')[0]} (an array of {len(jobs)})")
-    print(f"asks     {placed}, each")
-    print(f"runs     {folder}/")
-    print(f"status   python -m launch.sweep {path} --status")
-    print(f"follow   tail -F {log_of(folder, started[todo[0].name])}")
+    executor = cluster.create_executor(folder / "jobs", options, "--local")
+    _submit(arguments.sweep, unstarted, executor, folder, resources.placement)
     return 0
 
 
-def _jobs(folder: Path) -> dict[str, str]:
+def _find_unstarted(runs: list[SweepRun]) -> list[SweepRun]:
+    """The runs that are neither finished nor active."""
+    jobs, queue = _read_jobs(runs[0].run.parent), read_queue()
+    unfinished = [run for run in runs if not RunFolder(run.run).is_finished(run.rounds)]
+    unstarted = [run for run in unfinished if jobs.get(run.name) not in queue and not is_locked(run.run)]
+    finished, active = len(runs) - len(unfinished), len(unfinished) - len(unstarted)
+    print(f"{pluralize(len(runs), 'run')}: {finished} finished, {active} under way, {len(unstarted)} to start")
+    return unstarted
+
+
+def _submit(sweep: str, runs: list[SweepRun], executor: submitit.SlurmExecutor, folder: Path, placement: str) -> None:
+    with executor.batch():
+        jobs = [executor.submit(Task(run.command, str(run.run), run.rounds)) for run in runs]
+    job_ids = {run.name: job.job_id for run, job in zip(runs, jobs, strict=True)}
+    write_atomically(folder / "jobs.json", json.dumps(_read_jobs(folder) | job_ids, indent=1).encode())
+    print(f"job      {jobs[0].job_id.split('_')[0]} (an array of {len(jobs)})")
+    print(f"requests {placement}, each")
+    print(f"runs     {folder}/")
+    print(f"status   python -m launch.sweep {sweep} --status")
+    print(f"follow   tail -F {_job_log(folder, jobs[0].job_id)}")
+
+
+def _read_jobs(folder: Path) -> dict[str, str]:
     """The last Slurm job of each run."""
     file = folder / "jobs.json"
     jobs = read_yaml(file) if file.exists() else {}
@@ -141,21 +131,20 @@ def _jobs(folder: Path) -> dict[str, str]:
     return jobs
 
 
-def log_of(folder: Path, job: str) -> Path:
-    return folder / "jobs" / f"{job}_0_log.out"
+def _job_log(folder: Path, job_id: str) -> Path:
+    return folder / "jobs" / f"{job_id}_0_log.out"
 
 
-def statuses(cells: list[Cell]) -> list[Status]:
-    folder = cells[0].run.parent
-    jobs, queued = _jobs(folder), queue()
-    return [status(c.name, c.run, c.rounds, queued.get(jobs.get(c.name, "")), _log(c, jobs)) for c in cells]
+def read_statuses(runs: list[SweepRun]) -> list[Status]:
+    jobs, queue = _read_jobs(runs[0].run.parent), read_queue()
+    return [read_status(r.name, r.run, r.rounds, queue.get(jobs.get(r.name, "")), _latest_log(r, jobs)) for r in runs]
 
 
-def _log(cell: Cell, jobs: dict[str, str]) -> Path | None:
-    """Where the latest attempt wrote: the job's log or that of a local start."""
-    logs = [cell.run / "logs" / "launch.log"]
-    if cell.name in jobs:
-        logs.append(log_of(cell.run.parent, jobs[cell.name]))
+def _latest_log(run: SweepRun, jobs: dict[str, str]) -> Path | None:
+    """The log of the latest attempt, submitted or local."""
+    logs = [run.run / "logs" / "launch.log"]
+    if run.name in jobs:
+        logs.append(_job_log(run.run.parent, jobs[run.name]))
     return max((log for log in logs if log.exists()), key=lambda log: log.stat().st_mtime, default=None)
 
 

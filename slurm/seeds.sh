@@ -14,7 +14,7 @@
 CONFIG=${1:?usage: sbatch slurm/seeds.sh CONFIG [key.sub=value ...]}
 NAME=$(basename "$CONFIG" .yaml)
 
-# sbatch runs a copy: the repository is FL_DIST_HOME, or lies around the original, or is where you submitted from.
+# sbatch runs a copy of this script: the repository is FL_DIST_HOME, the folder above the original, or the current one.
 ORIGINAL=$(scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | sed -n 's/.* Command=\([^ ]*\/slurm\)\/.*/\1/p')
 export FL_DIST_HOME=${FL_DIST_HOME:-$(dirname "${ORIGINAL:-$SLURM_SUBMIT_DIR/slurm}")}
 source "$FL_DIST_HOME/slurm/common.sh" || { echo "error: set FL_DIST_HOME to the folder of fl_dist" >&2; exit 2; }

@@ -1,22 +1,24 @@
-"""The layers of the tests, what they share, and which of them are run once more when they fail."""
+"""The order of the test folders, shared fixtures, and reruns of timing tests."""
 
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.requirements import required
+from tests.support.requirements import required_names
 
-LAYERS = ("cluster", "process", "unit")
-"""In the order in which they begin: what waits most comes first, what is short fills the end."""
+FOLDERS = ("cluster", "process", "unit")
+"""In the order in which they run: the folders with the longest waits first."""
 
-settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("steady")
+settings.register_profile(
+    "deterministic", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("deterministic")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Arrays that are shared between ranks, and matplotlib's fonts, lie in a folder of the tests, not in the user's."""
+    """Put shared arrays and matplotlib's fonts into a folder of the tests, not of the user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FL_DIST_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("MPLCONFIGDIR", str(tmp_path_factory.mktemp("fonts")))
@@ -24,11 +26,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    required()  # refuses a word that it does not know
+    required_names()  # refuses unknown names
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LAYERS.index(item.path.parent.name))
+    items.sort(key=lambda item: FOLDERS.index(item.path.parent.name))
     for item in items:
         if item.get_closest_marker("timing"):
             item.add_marker(pytest.mark.flaky(reruns=1))

@@ -1,22 +1,16 @@
-"""Every algorithm, one file a paper. A new file in this folder registers itself by being here."""
+"""Algorithms, one file per paper. A new file in this folder registers itself by being here."""
 
-import importlib
-import pkgutil
 from typing import Any
 
-from fl_dist.algorithms.table import algorithms, papers
-from fl_dist.core import Algorithm, Part, parts
+from fl_dist.algorithms.core import Algorithm, algorithms, papers, parts
+from fl_dist.common.registry import import_submodules
 
-for _module in pkgutil.iter_modules(__path__):
-    if not _module.name.startswith("_"):
-        importlib.import_module(f"{__name__}.{_module.name}")
-
+import_submodules(__name__)
 __all__ = ["algorithms", "build", "papers", "parts"]
 
 
 def build(settings: dict[str, Any]) -> Algorithm:
     """From `{name: ..., hyper-parameters}` or `{parts: [{name: settings}, ...]}`, already validated."""
     if "parts" in settings:
-        chain: list[Part] = [parts.build(name, given) for part in settings["parts"] for name, given in part.items()]
-        return Algorithm(*chain)
+        return Algorithm(*(parts.build(name, own) for part in settings["parts"] for name, own in part.items()))
     return algorithms.build(settings["name"], {k: v for k, v in settings.items() if k != "name"})

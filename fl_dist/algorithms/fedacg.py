@@ -10,10 +10,9 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
+from fl_dist.algorithms.core import Algorithm, Round, Vars, entry, parts
 from fl_dist.algorithms.fedopt import ServerMomentum
 from fl_dist.algorithms.fedprox import Prox
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Round, Vars, parts
 
 Lookahead = Annotated[float, Field(ge=0, lt=1, description="lambda, momentum and extrapolation of the global model")]
 
@@ -31,9 +30,7 @@ class Nesterov(ServerMomentum):
 
 @entry("Kim et al. 2024")
 def fedacg(
-    *,
-    lookahead: Lookahead = 0.85,
-    prox_w: Annotated[float, Field(ge=0, description="w of w*|y - z|^2")] = 0.001,
+    *, lookahead: Lookahead = 0.85, prox_w: Annotated[float, Field(ge=0, description="w of w*|y - z|^2")] = 0.001
 ) -> Algorithm:
     """The authors' values."""
     return Algorithm(Prox(weight=2 * prox_w), Nesterov(lookahead=lookahead))

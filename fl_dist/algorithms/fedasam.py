@@ -9,9 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fl_dist.algorithms.core import Algorithm, Oracle, Round, Vars, ascend, entry, parts
 from fl_dist.algorithms.fedsam import Rho, Sam
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Oracle, Round, Vars, ascend, parts
 
 Eta = Annotated[float, Field(ge=0, description="eta, added to the absolute weights of the scale T")]
 

@@ -3,8 +3,7 @@
 y <- y - eta g(y);  x <- x + eta_g sum_i p_i (y_iK - x)
 """
 
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm
+from fl_dist.algorithms.core import Algorithm, entry
 
 
 @entry("McMahan et al. 2017")

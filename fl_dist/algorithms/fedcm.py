@@ -8,13 +8,12 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Oracle, Part, Round, Sent, Upload, Vars, parts
+from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Upload, Uploaded, Vars, entry, parts
 
 Mix = Annotated[float, Field(gt=0, le=1, description="weight of the local gradient against the global direction")]
 
 
-class Mixed(Part):
+class GlobalDirection(Part):
     """r = mix*g + (1-mix)*D, D a gradient-like vector of the server."""
 
     server = ("direction",)
@@ -29,12 +28,12 @@ class Mixed(Part):
 
 
 @parts.register
-class ClientMomentum(Mixed):
+class ClientMomentum(GlobalDirection):
     """Mixes in the mean local step of the last round."""
 
     uploads: ClassVar = {"step": Upload("samples", message=False)}
 
-    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Sent]:
+    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Uploaded]:
         return {"step": (delta, -1 / (r.lr * r.steps))}
 
     def update(self, delta: Tensor, s: Vars, mean: Vars, r: Round) -> Tensor:

@@ -13,8 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Number, Oracle, Part, Round, Sent, Upload, Vars, parts
+from fl_dist.algorithms.core import Algorithm, Number, Oracle, Part, Round, Upload, Uploaded, Vars, entry, parts
 
 DualWeight = Annotated[float, Field(ge=0, description="beta, weight of the dual term (1/beta in two papers)")]
 
@@ -45,7 +44,7 @@ class Dual(Part):
         g = grad(w).add_(i.linear, alpha=self.weight)
         return g.add_(w, alpha=self.weight) if self.prox else g
 
-    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Sent]:
+    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Uploaded]:
         i.h_i.add_(delta)
         return {"h": delta}
 

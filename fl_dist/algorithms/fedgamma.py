@@ -5,10 +5,9 @@
 FedGF's code divides the change of c once more by the number of participants; SCAFFOLD's rule is kept.
 """
 
+from fl_dist.algorithms.core import Algorithm, entry
 from fl_dist.algorithms.fedsam import Rho, Sam
 from fl_dist.algorithms.scaffold import Control, Scaffold
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm
 
 
 @entry("Dai et al. 2023")

@@ -13,9 +13,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fl_dist.algorithms.core import (
+    Algorithm,
+    Number,
+    Oracle,
+    Part,
+    Round,
+    Upload,
+    Uploaded,
+    Vars,
+    ascend,
+    entry,
+    parts,
+    unit_vector,
+)
 from fl_dist.algorithms.fedsam import Rho
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Number, Oracle, Part, Round, Sent, Upload, Vars, ascend, parts, unit
 
 Threshold = Annotated[float, Field(ge=0, description="T_D, mean distance above which a round counts as divergent")]
 Window = Annotated[int, Field(ge=1, le=10**6, description="W, rounds over which divergence is averaged")]
@@ -31,7 +43,7 @@ class Interpolate(Part):
     server = ("previous", "perturbed", "share", "window")
     published = ("perturbed", "share")
     uploads: ClassVar = {"distance": Upload("uniform", message=False, scalar=True)}
-    extra = (1, 1)
+    extra_passes = (1, 1)
     role = "evaluation point"
     reports: ClassVar = {
         "share": "c, share of the global perturbation in the next round",
@@ -51,11 +63,11 @@ class Interpolate(Part):
         self.share = share
 
     def server_init(self, x: Tensor) -> dict[str, Tensor]:
-        kept = x.new_full((self.window,), float("nan"))
-        return {"previous": x.clone(), "perturbed": x.clone(), "share": x.new_zeros(()), "window": kept}
+        window = x.new_full((self.window,), float("nan"))
+        return {"previous": x.clone(), "perturbed": x.clone(), "share": x.new_zeros(()), "window": window}
 
     def publish(self, x: Tensor, s: Vars, r: Round) -> Tensor:
-        s.perturbed = x + unit(s.previous - x).mul_(self.rho_global)
+        s.perturbed = x + unit_vector(s.previous - x).mul_(self.rho_global)
         return x
 
     def direction(self, w: Tensor, grad: Oracle, s: Vars, i: Vars, r: Round) -> Tensor:
@@ -68,7 +80,7 @@ class Interpolate(Part):
     def begin(self, s: Vars, i: Vars, r: Round, full: object) -> None:
         i.share = float(s.share)
 
-    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Sent]:
+    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Uploaded]:
         return {"distance": torch.linalg.vector_norm(delta)}
 
     def update(self, delta: Tensor, s: Vars, mean: Vars, r: Round) -> Tensor:
@@ -83,12 +95,7 @@ class Interpolate(Part):
 
 @entry("Lee, Yoon 2024")
 def fedgf(
-    *,
-    rho: Rho = 0.1,
-    rho_global: Rho = 0.1,
-    threshold: Threshold = 0.2,
-    window: Window = 30,
-    share: Share = None,
+    *, rho: Rho = 0.1, rho_global: Rho = 0.1, threshold: Threshold = 0.2, window: Window = 30, share: Share = None
 ) -> Algorithm:
     """The paper's CIFAR-10 values; the threshold is an absolute distance and depends on model, rate and steps."""
     return Algorithm(Interpolate(rho=rho, rho_global=rho_global, threshold=threshold, window=window, share=share))

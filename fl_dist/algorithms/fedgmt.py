@@ -15,10 +15,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fl_dist.algorithms.core import Algorithm, Batch, Forward, ModelOutput, Number, Part, Round, Vars, entry, parts
 from fl_dist.algorithms.feddyn import Dual, DualWeight
 from fl_dist.algorithms.fedntd import Distill, Temperature, distillation
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Batch, Forward, Number, Part, Round, Seen, Vars, parts
 
 EmaDecay = Annotated[float, Field(ge=0, lt=1, description="alpha, share of the old teacher that stays")]
 FirstTeacher = Annotated[
@@ -34,7 +33,7 @@ class Trajectory(Part):
 
     server: tuple[str, ...] = ("ema",)
     published: tuple[str, ...] = ("ema",)
-    extra = (1, 0)
+    extra_passes = (1, 0)
     needs = ("logits",)
     role = "teacher"
     reports: ClassVar = {"ema_distance": "distance of the teacher from the model"}
@@ -48,11 +47,11 @@ class Trajectory(Part):
     def teacher(self, s: Vars, i: Vars) -> Tensor:
         return s.ema
 
-    def penalty(self, seen: Seen, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Tensor:
+    def penalty(self, output: ModelOutput, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Tensor:
         teacher = forward(self.teacher(s, i), batch[0])
-        return self.weight * distillation(teacher.logits, seen.logits, self.temperature)
+        return self.weight * distillation(teacher.logits, output.logits, self.temperature)
 
-    def settle(self, s: Vars, r: Round) -> None:
+    def after_update(self, s: Vars, r: Round) -> None:
         s.ema.lerp_(s.x, 1 - self.decay)
 
     def report(self, s: Vars, mean: Vars, r: Round) -> dict[str, Number]:
@@ -84,14 +83,14 @@ class ClientTrajectory(Trajectory):
         return {"e_i": start.clone(), "last": s.x.new_zeros(())}
 
     def begin(self, s: Vars, i: Vars, r: Round, full: object) -> None:
-        away = r.index - float(i.last) if self.elapsed else 1.0
-        i.e_i.lerp_(s.x, 1 - self.decay**away)
+        rounds = r.index - float(i.last) if self.elapsed else 1.0
+        i.e_i.lerp_(s.x, 1 - self.decay**rounds)
         i.last.fill_(r.index)
 
     def teacher(self, s: Vars, i: Vars) -> Tensor:
         return i.e_i
 
-    def settle(self, s: Vars, r: Round) -> None:
+    def after_update(self, s: Vars, r: Round) -> None:
         pass
 
     def report(self, s: Vars, mean: Vars, r: Round) -> dict[str, Number]:
@@ -100,11 +99,7 @@ class ClientTrajectory(Trajectory):
 
 @entry("Li et al. 2025")
 def fedgmt(
-    *,
-    dual: DualWeight = 0.1,
-    distill: Distill = 1.0,
-    temperature: Temperature = 3.0,
-    ema_decay: EmaDecay = 0.95,
+    *, dual: DualWeight = 0.1, distill: Distill = 1.0, temperature: Temperature = 3.0, ema_decay: EmaDecay = 0.95
 ) -> Algorithm:
     """The paper's values on images; 1/100 for dual on AG News."""
     teacher = Trajectory(distill=distill, temperature=temperature, ema_decay=ema_decay)
@@ -123,10 +118,6 @@ def fedgmt_v2(
 ) -> Algorithm:
     """The paper's values."""
     teacher = ClientTrajectory(
-        distill=distill,
-        temperature=temperature,
-        ema_decay=ema_decay,
-        first_teacher=first_teacher,
-        elapsed=elapsed,
+        distill=distill, temperature=temperature, ema_decay=ema_decay, first_teacher=first_teacher, elapsed=elapsed
     )
     return Algorithm(Dual(weight=dual, prox=False), teacher)

@@ -14,11 +14,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
+from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Uploaded, Vars, entry, parts, unit_vector
 from fl_dist.algorithms.feddyn import Dual, DualWeight
 from fl_dist.algorithms.fedsam import Rho
 from fl_dist.algorithms.scaffold import Control, Scaffold
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Oracle, Part, Round, Sent, Vars, parts, unit
 
 Direction = Annotated[
     Literal["own", "last_update"],
@@ -34,7 +33,6 @@ class Lesam(Part):
 
     def __init__(self, *, rho: Rho = 0.01, direction: Direction = "own") -> None:
         self.rho = rho
-        self.memory = "old" if direction == "own" else "previous"
         if direction == "own":
             self.client = ("old",)
         else:
@@ -48,12 +46,12 @@ class Lesam(Part):
 
     def begin(self, s: Vars, i: Vars, r: Round, full: object) -> None:
         old = i.old if self.client else s.previous
-        i.perturbation = unit(old - s.x).mul_(self.rho)
+        i.perturbation = unit_vector(old - s.x).mul_(self.rho)
 
     def direction(self, w: Tensor, grad: Oracle, s: Vars, i: Vars, r: Round) -> Tensor:
         return grad(w + i.perturbation)
 
-    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Sent]:
+    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Uploaded]:
         if self.client:
             i.old.copy_(s.x)
         return {}

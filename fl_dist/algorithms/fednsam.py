@@ -13,13 +13,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
+from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Vars, entry, parts, unit_vector
 from fl_dist.algorithms.fedacg import Lookahead, Nesterov
 from fl_dist.algorithms.feddyn import Dual, DualWeight
 from fl_dist.algorithms.fedopt import ServerMomentum
 from fl_dist.algorithms.fedsam import Rho, Sam
 from fl_dist.algorithms.scaffold import Control, Scaffold
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Oracle, Part, Round, Vars, parts, unit
 
 
 @parts.register
@@ -38,7 +37,7 @@ class MomentumPerturb(Part):
         self.rho, self.ahead = rho, ahead
 
     def begin(self, s: Vars, i: Vars, r: Round, full: object) -> None:
-        i.perturbation = unit(s.m).mul_(-self.rho).add_(s.m, alpha=self.ahead)
+        i.perturbation = unit_vector(s.m).mul_(-self.rho).add_(s.m, alpha=self.ahead)
 
     def direction(self, w: Tensor, grad: Oracle, s: Vars, i: Vars, r: Round) -> Tensor:
         return grad(w + i.perturbation)

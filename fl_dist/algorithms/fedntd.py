@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Batch, Forward, Part, Seen, Vars, parts
+from fl_dist.algorithms.core import Algorithm, Batch, Forward, ModelOutput, Part, Vars, entry, parts
 
 Distill = Annotated[float, Field(ge=0, description="gamma, weight of the distillation")]
 Temperature = Annotated[float, Field(gt=0, description="tau, temperature of the distillation")]
@@ -30,20 +29,20 @@ def distillation(teacher: Tensor, student: Tensor, temperature: float) -> Tensor
 class NotTrue(Part):
     """Distils the received model's opinion on the wrong classes."""
 
-    extra = (1, 0)
+    extra_passes = (1, 0)
     needs = ("logits",)
     role = "teacher"
 
     def __init__(self, *, distill: Distill = 1.0, temperature: Temperature = 1.0) -> None:
         self.weight, self.temperature = distill, temperature
 
-    def penalty(self, seen: Seen, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Tensor:
+    def penalty(self, output: ModelOutput, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Tensor:
         x, y = batch
-        teacher = _without(forward(s.x, x).logits, y)
-        return self.weight * distillation(teacher, _without(seen.logits, y), self.temperature)
+        teacher = _drop_true_class(forward(s.x, x).logits, y)
+        return self.weight * distillation(teacher, _drop_true_class(output.logits, y), self.temperature)
 
 
-def _without(logits: Tensor, y: Tensor) -> Tensor:
+def _drop_true_class(logits: Tensor, y: Tensor) -> Tensor:
     """The logits of all classes but the true one."""
     n, c = logits.shape
     rest = torch.arange(c - 1, device=y.device).expand(n, -1)

@@ -12,10 +12,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Number, Part, Round, Vars, parts
+from fl_dist.algorithms.core import Algorithm, Number, Part, Round, Vars, entry, parts
 
 Decay = Annotated[float, Field(ge=0, lt=1, description="beta, share of the old momentum that stays")]
+Decay2 = Annotated[float, Field(ge=0, le=1, description="decay of the second moment")]
+ServerLr = Annotated[float, Field(gt=0, description="eta_g, the server's rate")]
+Tau = Annotated[float, Field(gt=0, description="adaptivity: added to the root; v starts at its square")]
 
 
 @parts.register
@@ -45,14 +47,7 @@ class ServerAdam(Part):
     role = "server optimiser"
     reports: ClassVar = {"server_rate": "mean over the entries of eta_g/(sqrt(v)+tau), what m is multiplied by"}
 
-    def __init__(
-        self,
-        *,
-        server_lr: Annotated[float, Field(gt=0, description="eta_g, the server's rate")] = 0.1,
-        beta1: Decay = 0.9,
-        beta2: Annotated[float, Field(ge=0, le=1, description="decay of the second moment")] = 0.99,
-        tau: Annotated[float, Field(gt=0, description="adaptivity: added to the root; v starts at its square")] = 0.01,
-    ) -> None:
+    def __init__(self, *, server_lr: ServerLr = 0.1, beta1: Decay = 0.9, beta2: Decay2 = 0.99, tau: Tau = 0.01) -> None:
         self.lr, self.beta1, self.beta2, self.tau = server_lr, beta1, beta2, tau
 
     def server_init(self, x: Tensor) -> dict[str, Tensor]:
@@ -74,12 +69,6 @@ def fedavgm(*, server_momentum: Decay = 0.9) -> Algorithm:
 
 
 @entry("Reddi et al. 2021")
-def fedadam(
-    *,
-    server_lr: Annotated[float, Field(gt=0, description="eta_g, the server's rate")] = 0.1,
-    beta1: Decay = 0.9,
-    beta2: Annotated[float, Field(ge=0, le=1, description="decay of the second moment")] = 0.99,
-    tau: Annotated[float, Field(gt=0, description="adaptivity: added to the root; v starts at its square")] = 0.01,
-) -> Algorithm:
+def fedadam(*, server_lr: ServerLr = 0.1, beta1: Decay = 0.9, beta2: Decay2 = 0.99, tau: Tau = 0.01) -> Algorithm:
     """The values of FedLESAM's experiments."""
     return Algorithm(ServerAdam(server_lr=server_lr, beta1=beta1, beta2=beta2, tau=tau))

@@ -10,8 +10,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Oracle, Part, Round, Vars, parts
+from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Vars, entry, parts
 
 Pull = Annotated[float, Field(ge=0, description="lambda, pull towards the received model")]
 

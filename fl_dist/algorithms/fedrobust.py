@@ -3,7 +3,7 @@
     min_x max_{L_i,b_i} (1/N) sum_i [F_i(x; L_i a + b_i) - lambda(|L_i - 1|^2 + |b_i|^2)]
     y <- y - eta grad_y;  (L_i, b_i) <- (L_i, b_i) + eta_2 (grad_{L,b} CE - 2 lambda (L_i - 1, b_i))
 
-L_i and b_i have one value a channel (a feature, for flat inputs). The FedSAM paper does not say which variant,
+L_i and b_i have one value per channel (per feature, for flat inputs). The FedSAM paper does not say which variant,
 rates or number of ascent steps it ran.
 """
 
@@ -13,13 +13,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Oracle, Part, Round, Vars, parts
+from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Vars, entry, parts
 
 AscentLr = Annotated[float, Field(ge=0, description="eta_2, rate of the ascent; not decayed")]
 Penalty = Annotated[float, Field(ge=0, description="lambda, weight of the squared shift")]
 Steps = Annotated[
-    int, Field(ge=1, le=1000, description="ascent steps a local step; each beyond the first costs a pass")
+    int, Field(ge=1, le=1000, description="ascent steps per local step; each beyond the first costs a pass")
 ]
 
 
@@ -32,7 +31,7 @@ class Affine(Part):
 
     def __init__(self, *, ascent_lr: AscentLr = 0.01, penalty: Penalty = 1.0, ascent_steps: Steps = 1) -> None:
         self.lr, self.penalty_weight, self.steps = ascent_lr, penalty, ascent_steps
-        self.extra = (ascent_steps - 1, ascent_steps - 1)
+        self.extra_passes = (ascent_steps - 1, ascent_steps - 1)
 
     def client_init(self, s: Vars, r: Round) -> dict[str, Tensor]:
         return {"scale": s.x.new_ones(r.channels), "shift": s.x.new_zeros(r.channels)}

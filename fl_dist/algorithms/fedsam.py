@@ -12,9 +12,8 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
+from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Vars, ascend, entry, parts
 from fl_dist.algorithms.fedcm import ClientMomentum, Mix
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Oracle, Part, Round, Vars, ascend, parts
 
 Rho = Annotated[float, Field(ge=0, description="rho, radius of the perturbation (one L2 norm over all parameters)")]
 
@@ -23,7 +22,7 @@ Rho = Annotated[float, Field(ge=0, description="rho, radius of the perturbation 
 class Sam(Part):
     """The gradient at the worst point within rho, to first order."""
 
-    extra = (1, 1)
+    extra_passes = (1, 1)
     role = "evaluation point"
 
     def __init__(self, *, rho: Rho = 0.05) -> None:

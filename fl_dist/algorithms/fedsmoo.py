@@ -11,10 +11,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Upload, Uploaded, Vars, entry, parts, unit_vector
 from fl_dist.algorithms.feddyn import Dual, DualWeight
 from fl_dist.algorithms.fedsam import Rho
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Oracle, Part, Round, Sent, Upload, Vars, parts, unit
 
 
 @parts.register
@@ -25,22 +24,22 @@ class CorrectedSam(Part):
     client = ("mu_i",)
     published = ("s",)
     uploads: ClassVar = {"s": Upload("uniform")}
-    extra = (1, 1)
+    extra_passes = (1, 1)
     role = "evaluation point"
 
     def __init__(self, *, rho: Rho = 0.1) -> None:
         self.rho = rho
 
     def direction(self, w: Tensor, grad: Oracle, s: Vars, i: Vars, r: Round) -> Tensor:
-        i.s_k = unit(grad(w).sub_(i.mu_i).sub_(s.s)).mul_(self.rho)
+        i.s_k = unit_vector(grad(w).sub_(i.mu_i).sub_(s.s)).mul_(self.rho)
         i.mu_i.add_(i.s_k).sub_(s.s)
         return grad(w + i.s_k)
 
-    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Sent]:
+    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Uploaded]:
         return {"s": i.mu_i - i.s_k}
 
     def update(self, delta: Tensor, s: Vars, mean: Vars, r: Round) -> Tensor:
-        s.s = unit(mean.s).mul_(self.rho)
+        s.s = unit_vector(mean.s).mul_(self.rho)
         return delta
 
 

@@ -12,10 +12,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fl_dist.algorithms.core import Algorithm, Oracle, Round, Vars, ascend, entry, parts
 from fl_dist.algorithms.feddyn import Dual, DualWeight
 from fl_dist.algorithms.fedsam import Rho, Sam
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Oracle, Round, Vars, ascend, parts
 
 Alpha = Annotated[float, Field(ge=0, le=1, description="weight of the gradient at the perturbed point")]
 Normalise = Annotated[bool, Field(description="ascend along the unit gradient; off: along the gradient itself")]
@@ -31,10 +30,10 @@ class MixedSam(Sam):
 
     def direction(self, w: Tensor, grad: Oracle, s: Vars, i: Vars, r: Round) -> Tensor:
         g = grad(w)
-        here = g.clone() if self.alpha < 1 else None
+        local = g.clone() if self.alpha < 1 else None
         q = ascend(w, g, self.rho) if self.normalise else torch.add(w, g, alpha=self.rho, out=g)
-        there = grad(q)
-        return there if here is None else here.lerp_(there, self.alpha)
+        perturbed = grad(q)
+        return perturbed if local is None else local.lerp_(perturbed, self.alpha)
 
 
 @entry("Sun et al. 2023b")

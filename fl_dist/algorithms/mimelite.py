@@ -2,8 +2,8 @@
 
     r = beta g(y) + (1-beta) m;  m <- (1-beta) m + beta sum_i p_i G_i,   G_i the full local gradient at the received x
 
-Clients use the old m; the damped form is taken, as the FedSAM paper writes its peers. The full gradient is
-taken in evaluation mode without augmentation.
+Clients use the old m; the form is damped, as the FedSAM paper writes its peers. G_i is computed in evaluation mode
+without augmentation.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fl_dist.algorithms.fedcm import Mix, Mixed
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Round, Sent, Upload, Vars, parts
+from fl_dist.algorithms.core import Algorithm, Round, Upload, Uploaded, Vars, entry, parts
+from fl_dist.algorithms.fedcm import GlobalDirection, Mix
 
 
 @parts.register
-class Mime(Mixed):
+class Mime(GlobalDirection):
     """Mixes in an average of full gradients at the global model."""
 
     uploads: ClassVar = {"gradient": Upload("samples")}
@@ -25,7 +24,7 @@ class Mime(Mixed):
     def begin(self, s: Vars, i: Vars, r: Round, full: Callable[[], Tensor]) -> None:
         i.full = full()
 
-    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Sent]:
+    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Uploaded]:
         return {"gradient": i.full}
 
     def update(self, delta: Tensor, s: Vars, mean: Vars, r: Round) -> Tensor:

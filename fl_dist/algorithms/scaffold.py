@@ -12,8 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.table import entry
-from fl_dist.core import Algorithm, Number, Oracle, Part, Round, Sent, Upload, Vars, parts
+from fl_dist.algorithms.core import Algorithm, Number, Oracle, Part, Round, Upload, Uploaded, Vars, entry, parts
 
 Control = Annotated[
     Literal["option2", "gradients"],
@@ -32,22 +31,22 @@ class Scaffold(Part):
     reports: ClassVar = {"control_norm": "norm of the server's control variate c"}
 
     def __init__(self, *, control: Control = "option2") -> None:
-        self.sums = control == "gradients"
+        self.from_gradients = control == "gradients"
 
     def begin(self, s: Vars, i: Vars, r: Round, full: object) -> None:
         i.correction = s.c - i.c_i
-        if self.sums:
+        if self.from_gradients:
             i.gradients = torch.zeros_like(s.x)
 
     def direction(self, w: Tensor, grad: Oracle, s: Vars, i: Vars, r: Round) -> Tensor:
         g = grad(w)
-        if self.sums:
+        if self.from_gradients:
             i.gradients.add_(g)
         return g.add_(i.correction)
 
-    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Sent]:
+    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Uploaded]:
         # With option II c_i+ - c_i is -c - delta/(eta K).
-        if self.sums:
+        if self.from_gradients:
             change = (i.gradients / r.steps).sub_(i.c_i)
         else:
             change = torch.add(s.c, delta, alpha=1 / (r.lr * r.steps)).neg_()

@@ -1,1 +1,1 @@
-"""What everything else may use: words, paths, files of data, named builders, random numbers, the terminal."""
+"""Used everywhere: errors, formatting, paths, YAML files, named builders, random numbers, the terminal."""

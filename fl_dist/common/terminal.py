@@ -1,6 +1,6 @@
 """The terminal of a program: output that cannot fail a run, errors in one line, Ctrl-C without a traceback.
 
-Imports nothing that takes time, for programs call `prepare` before the imports that do.
+It imports nothing slow: programs call `prepare_terminal` before their slow imports.
 """
 
 import argparse
@@ -15,24 +15,24 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
-from fl_dist.common.words import message
+from fl_dist.common.errors import error_message
 
-INTERRUPTED = 128 + signal.SIGINT
-_PLAIN = {"·": "|", "±": "+-"}
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+START_ANNOUNCED = "FL_DIST_START_ANNOUNCED"
+"""Environment variable: a process has printed that the program starts."""
+UNLIMITED_WIDTH = 10_000
+"""Columns of a stream that is no terminal."""
+_ASCII = {"·": "|", "±": "+-"}
 
 
-WIDE = 10_000
-"""Columns of what is no terminal: nothing there has to fit."""
-
-
-def width(stream: TextIO | None = None) -> int:
-    """Columns of the terminal that the stream (standard output) is."""
+def terminal_width(stream: TextIO | None = None) -> int:
+    """Columns of the stream, by default standard output."""
     stream = sys.stdout if stream is None else stream
-    return shutil.get_terminal_size().columns if stream.isatty() else WIDE
+    return shutil.get_terminal_size().columns if stream.isatty() else UNLIMITED_WIDTH
 
 
-def fitted(fields: Sequence[str], columns: int, between: str = "   ") -> str:
-    """As many of the fields, from the first on, as fit into one line; the first always does."""
+def fit_fields(fields: Sequence[str], columns: int, between: str = "   ") -> str:
+    """As many fields as fit into one line, but at least the first."""
     line = fields[0]
     for field in fields[1:]:
         if len(line) + len(between) + len(field) > columns:
@@ -41,38 +41,35 @@ def fitted(fields: Sequence[str], columns: int, between: str = "   ") -> str:
     return line
 
 
-def wrapped(pieces: Sequence[str], columns: int, between: str = " · ") -> list[str]:
-    """All of the pieces, on as many lines as it takes."""
-    lines = [pieces[0]]
-    for piece in pieces[1:]:
-        if len(lines[-1]) + len(between) + len(piece) <= columns:
-            lines[-1] += between + piece
+def wrap_fields(fields: Sequence[str], columns: int, between: str = " · ") -> list[str]:
+    """All fields, on as many lines as they need."""
+    lines = [fields[0]]
+    for field in fields[1:]:
+        if len(lines[-1]) + len(between) + len(field) <= columns:
+            lines[-1] += between + field
         else:
-            lines.append(f"  {piece}")
+            lines.append(f"  {field}")
     return lines
 
 
-def say_starting() -> None:
-    """To somebody who watches, before the imports that take seconds; once, whatever this process starts."""
-    asked = {"-h", "--help", "--version"} & set(sys.argv)
-    if os.environ.get("RANK", "0") == "0" and GREETED not in os.environ and not asked and sys.stderr.isatty():
+def print_starting() -> None:
+    """Before the slow imports, on a terminal: once, not again in child processes."""
+    is_first = os.environ.get("RANK", "0") == "0" and START_ANNOUNCED not in os.environ
+    if is_first and not {"-h", "--help", "--version"} & set(sys.argv) and sys.stderr.isatty():
         print("starting ...", file=sys.stderr, flush=True)
-        os.environ[GREETED] = "1"
+        os.environ[START_ANNOUNCED] = "1"
 
 
-GREETED = "FL_DIST_GREETED"
+def prepare_terminal() -> None:
+    """The first call of a program; later signal handlers replace this one."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
+    _open_closed_descriptors()
+    codecs.register_error("ascii", _replace_with_ascii)
+    sys.stdout, sys.stderr = _lossy_output(1, sys.stdout), _lossy_output(2, sys.stderr)
 
 
-def prepare() -> None:
-    """First thing in a process of our own; later handlers of signals replace this one."""
-    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-    _fill_descriptors()
-    codecs.register_error("plain", _plain)
-    sys.stdout, sys.stderr = _patient(1, sys.stdout), _patient(2, sys.stderr)
-
-
-def _fill_descriptors() -> None:
-    """A standard descriptor that is closed would become that of the next file, which then gets our output."""
+def _open_closed_descriptors() -> None:
+    """A closed standard descriptor would become that of the next file, which then gets our output."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -81,8 +78,8 @@ def _fill_descriptors() -> None:
             os.set_inheritable(number, True)
 
 
-class _Patient(io.FileIO):
-    """A descriptor that may break, fill up or hang up: what it does not take is lost, and nothing else."""
+class _LossyFile(io.FileIO):
+    """A descriptor that may break or whose disk may be full: output is lost instead of raising."""
 
     def write(self, data: Any, /) -> int:
         with contextlib.suppress(OSError):
@@ -90,46 +87,46 @@ class _Patient(io.FileIO):
         return len(data)
 
 
-def _patient(number: int, stream: TextIO | None) -> io.TextIOWrapper:
+def _lossy_output(number: int, stream: TextIO | None) -> io.TextIOWrapper:
     if stream is not None:
         stream.flush()
     unbuffered = bool(getattr(stream, "write_through", False))
     return io.TextIOWrapper(
-        io.BufferedWriter(_Patient(number, "w", closefd=False)),
+        io.BufferedWriter(_LossyFile(number, "w", closefd=False)),
         encoding=getattr(stream, "encoding", None) or "utf-8",
-        errors="plain",
+        errors="ascii",
         line_buffering=unbuffered or number == 2 or os.isatty(number),
     )
 
 
-def _plain(error: UnicodeError) -> tuple[str, int]:
-    """What a terminal has no character for, in ASCII."""
+def _replace_with_ascii(error: UnicodeError) -> tuple[str, int]:
+    """For characters that the terminal cannot encode."""
     assert isinstance(error, UnicodeEncodeError)
-    return "".join(_PLAIN.get(c, "?") for c in error.object[error.start : error.end]), error.end
+    return "".join(_ASCII.get(c, "?") for c in error.object[error.start : error.end]), error.end
 
 
-def complain(error: BaseException | str, shown: BaseException | None = None) -> None:
-    """The last line, after the traceback of what is to be shown."""
-    print(end="", flush=True)  # what was said before it
-    if shown is not None:
-        traceback.print_exception(shown)
-    print(f"error: {message(error)}", file=sys.stderr, flush=True)
+def print_error(error: BaseException | str, with_traceback_of: BaseException | None = None) -> None:
+    """The last line of a program, after a traceback if one is wanted."""
+    print(end="", flush=True)  # earlier output comes first
+    if with_traceback_of is not None:
+        traceback.print_exception(with_traceback_of)
+    print(f"error: {error_message(error)}", file=sys.stderr, flush=True)
 
 
-def add_traceback(parser: argparse.ArgumentParser) -> None:
+def add_traceback_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
 
 
-class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with a command."""
+class ArgumentParser(argparse.ArgumentParser):
+    """Errors in the command are one line."""
 
     def error(self, message: str) -> NoReturn:
-        complain(f"{message}; see {self.prog} --help")
+        print_error(f"{message}; see {self.prog} --help")
         sys.exit(2)
 
 
-def at_least(low: int, text: str) -> int:
-    """A whole number of the command line."""
+def parse_int_at_least(low: int, text: str) -> int:
+    """A whole number from the command line."""
     if not text.strip().lstrip("+-").isdecimal() or int(text) < low:
         raise argparse.ArgumentTypeError(f"must be a whole number, at least {low}, not {text[:20]!r}")
     return int(text)

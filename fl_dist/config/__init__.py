@@ -1,12 +1,23 @@
-"""What a user writes: the keys, how files and overrides become a configuration, what --help says."""
+"""Configurations: their keys, how a file and overrides become one, what --help shows."""
 
-from fl_dist.common.reading import ConfigError
-from fl_dist.config.loading import NAMED, differences, dump, import_paths, load, schedule, validate
-from fl_dist.config.schema import LAYOUT, Clients, Communication, Config, Local, Run, Topology, Wandb
+from fl_dist.common.errors import ConfigError
+from fl_dist.config.loading import differences, dump, load, read_schedule, user_import_paths, validate
+from fl_dist.config.overrides import read_recorded_config
+from fl_dist.config.schema import (
+    BUILDER_SECTIONS,
+    LAYOUT_KEYS,
+    Clients,
+    Communication,
+    Config,
+    Local,
+    Run,
+    Topology,
+    Wandb,
+)
 
 __all__ = [
-    "LAYOUT",
-    "NAMED",
+    "BUILDER_SECTIONS",
+    "LAYOUT_KEYS",
     "Clients",
     "Communication",
     "Config",
@@ -17,8 +28,9 @@ __all__ = [
     "Wandb",
     "differences",
     "dump",
-    "import_paths",
     "load",
-    "schedule",
+    "read_recorded_config",
+    "read_schedule",
+    "user_import_paths",
     "validate",
 ]

@@ -8,60 +8,59 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_dist.common.imports import own_error, search_in
-from fl_dist.common.paths import expand
-from fl_dist.common.reading import ConfigError
-from fl_dist.config.loading import merged, spelt_out, validate
-from fl_dist.config.schema import LAYOUT, Config, Run
+from fl_dist.common.errors import ConfigError, user_code_cause
+from fl_dist.common.imports import prepend_to_path
+from fl_dist.common.paths import expand_path
+from fl_dist.config.loading import validate
+from fl_dist.config.overrides import expand_override, merge_overrides
+from fl_dist.config.schema import LAYOUT_KEYS, Config, Run
 
 QUICKSTART = Path(__file__).parent / "quickstart.yaml"
-LONGEST_NAME = 100
+MAX_NAME_LENGTH = 100
+_UNNAMED_PREFIXES = tuple(f"{key}." for key in (*LAYOUT_KEYS, "rounds"))
 
 
-def resolve(words: Sequence[str]) -> tuple[Config, list[str]]:
-    """The validated configuration, and words that mean the same to any rank: file and run folder are spelt out."""
-    path, overrides = divide(words)
-    look_around(path)
-    raw, where = merged(path or str(QUICKSTART), overrides)
-    folder = _folder(raw) or f"runs/{default_name(path or QUICKSTART, overrides)}"
+def resolve_arguments(arguments: Sequence[str]) -> tuple[Config, list[str]]:
+    """The validated configuration, and arguments that name the file and the run folder, for other ranks."""
+    path, overrides = split_arguments(arguments)
+    add_search_paths(path)
+    raw, sources = merge_overrides(path or str(QUICKSTART), overrides)
+    folder = _run_dir(raw) or f"runs/{default_run_name(path or QUICKSTART, overrides)}"
     try:
-        config = validate(raw, where)
+        config = validate(raw, sources)
     except ConfigError as e:
-        raise ConfigError(f"{e}{_kept_traceback(e, folder)}") from e.__cause__
+        raise ConfigError(f"{e}{_save_traceback(e, folder)}") from e.__cause__
     if config.run.dir is None:
         overrides.append(f"run.dir={folder}")
         config = config.model_copy(update={"run": Run(dir=folder)})
     return config, [path or str(QUICKSTART), *overrides]
 
 
-_around: list[str] = []
+def add_search_paths(path: str | None) -> None:
+    """Find the user's modules in the working folder and beside the configuration."""
+    prepend_to_path(Path.cwd(), *([Path(path).parent] if path else []))
 
 
-def look_around(path: str | None) -> None:
-    """Find the user's own modules in the working folder and beside the configuration, no longer beside the last one."""
-    _around[:] = search_in(Path.cwd(), *([Path(path).parent] if path else []), forget=_around)
-
-
-def divide(words: Sequence[str]) -> tuple[str | None, list[str]]:
+def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     """The file, if there is one, and the overrides."""
-    if words and ("=" not in words[0] or os.path.exists(words[0])):
-        return str(expand(words[0])), list(words[1:])
-    return None, list(words)
+    if arguments and ("=" not in arguments[0] or os.path.exists(arguments[0])):
+        return str(expand_path(arguments[0])), list(arguments[1:])
+    return None, list(arguments)
 
 
-def _folder(raw: dict[str, Any]) -> str | None:
-    """The run folder that a configuration names, which may be wrong in everything else."""
-    named = raw["run"].get("dir") if isinstance(raw.get("run"), dict) else None
-    return named if isinstance(named, str) else None
+def _run_dir(raw: dict[str, Any]) -> str | None:
+    """The run folder of a configuration that is not validated yet."""
+    folder = raw["run"].get("dir") if isinstance(raw.get("run"), dict) else None
+    return folder if isinstance(folder, str) else None
 
 
-def _kept_traceback(error: ConfigError, folder: str) -> str:
-    """If the user's own code failed: where its traceback is from now on, in a run folder that has no log yet."""
-    cause = own_error(error)
+def _save_traceback(error: ConfigError, folder: str) -> str:
+    """If the user's code failed: write its traceback to the run folder, which has no log yet, and say where it is."""
+    cause = user_code_cause(error)
     if cause is None:
         return ""
     try:
-        log = expand(folder) / "logs" / "import.log"
+        log = expand_path(folder) / "logs" / "import.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text("".join(traceback.format_exception(cause)))
     except (OSError, ValueError):
@@ -69,20 +68,17 @@ def _kept_traceback(error: ConfigError, folder: str) -> str:
     return f"; its traceback is in {log}"
 
 
-def default_name(path: str | Path, overrides: Sequence[str]) -> str:
-    """The file's name and the overrides that change results; what only changes the layout or the length does not."""
-    changes = dict(spelt_out(override).split("=", 1) for override in overrides)
-    told = [_told(key, changes[key]) for key in sorted(changes) if not f"{key}.".startswith(_UNTOLD)]
-    name = "-".join([Path(path).stem, *told])
-    if len(name) > LONGEST_NAME:
-        name = f"{name[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+def default_run_name(path: str | Path, overrides: Sequence[str]) -> str:
+    """The file's name and the overrides that change results, without those of the layout or the length of the run."""
+    changes = dict(expand_override(override).split("=", 1) for override in overrides)
+    pieces = [_name_piece(key, changes[key]) for key in sorted(changes) if not f"{key}.".startswith(_UNNAMED_PREFIXES)]
+    name = "-".join([Path(path).stem, *pieces])
+    if len(name) > MAX_NAME_LENGTH:
+        name = f"{name[: MAX_NAME_LENGTH - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return name
 
 
-_UNTOLD = tuple(f"{key}." for key in (*LAYOUT, "rounds"))
-
-
-def _told(key: str, value: str) -> str:
-    """One override as a piece of a folder's name: of a path the last part, of other text what a name can hold."""
+def _name_piece(key: str, value: str) -> str:
+    """One override as a piece of a folder's name: the last part of a path, without characters unfit for a name."""
     value = re.sub(r"[^\w.+-]+", "_", value.rstrip("/").rpartition("/")[2]).strip("_")
     return value if key.endswith(".name") else f"{key}={value}"

@@ -1,30 +1,36 @@
-"""The configuration's keys: type, default, range and one line each; what builders add is in their signatures."""
+"""The keys of a configuration: type, default, range and one line each. Builders add theirs by their signatures."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fl_dist.common.registry import Strict
+from fl_dist.algorithms import algorithms
+from fl_dist.common.registry import Registry, StrictModel
+from fl_dist.data import datasets
+from fl_dist.data.augmentation import augmentations
+from fl_dist.data.partition import partitions
+from fl_dist.models import models
+from fl_dist.tasks import tasks
 
-MOST = 10**7
-"""Of what is counted (clients, epochs, images of a batch): a slip of the keyboard, not a plan, is beyond it."""
-LONGEST = 1e8
-"""Seconds, three years: clocks and libraries take no more than some such number."""
+MAX_COUNT = 10**7
+"""Of clients, epochs, rows of a batch: larger numbers are typing errors."""
+MAX_SECONDS = 1e8
+"""Three years: clocks and libraries accept no longer times."""
 
 
 def key(description: str, **limits: Any) -> Any:
     return Field(description=description, **limits)
 
 
-class Run(Strict):
+class Run(StrictModel):
     dir: Annotated[
         str | None, key("folder of the run (default: runs/<file>-<overrides>); an unfinished run there is resumed")
     ] = None
 
 
-class Clients(Strict):
-    total: Annotated[int, key("number of clients", ge=1, le=MOST)] = 100
-    per_round: Annotated[int, key("clients of a round (bernoulli: on average)", ge=1, le=MOST)] = 10
+class Clients(StrictModel):
+    total: Annotated[int, key("number of clients", ge=1, le=MAX_COUNT)] = 100
+    per_round: Annotated[int, key("clients per round (bernoulli: on average)", ge=1, le=MAX_COUNT)] = 10
     sampling: Annotated[
         Literal["uniform", "bernoulli"], key("without replacement, or each client with probability per_round/total")
     ] = "uniform"
@@ -42,71 +48,79 @@ class Clients(Strict):
     min_survivors: Annotated[int, key("the run stops when fewer clients of a round than this are left", ge=1)] = 1
 
 
-class Local(Strict):
-    epochs: Annotated[int, key("passes over the client's data in a round", ge=1, le=MOST)] = 5
-    steps: Annotated[int | None, key("most steps of a client in a round, whatever the epochs", ge=1, le=MOST)] = None
-    batch_size: Annotated[int | Literal["full"], key("samples of a batch; full: the client's whole data")] = 50
+class Local(StrictModel):
+    epochs: Annotated[int, key("passes over the client's data per round", ge=1, le=MAX_COUNT)] = 5
+    steps: Annotated[
+        int | None, key("maximum steps of a client per round, whatever the epochs", ge=1, le=MAX_COUNT)
+    ] = None
+    batch_size: Annotated[int | Literal["full"], key("samples per batch; full: the client's whole data")] = 50
     lr: Annotated[float, key("learning rate of the first round", gt=0)] = 0.01
     lr_decay: Annotated[float, key("factor on the rate after each round", gt=0, le=1)] = 0.998
     momentum: Annotated[float, key("heavy-ball momentum, new in each round", ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, key("weight decay", ge=0)] = 1.0e-5
-    clip: Annotated[float | None, key("largest L2 norm of a step's direction", gt=0)] = None
+    clip: Annotated[float | None, key("maximum L2 norm of a step's direction", gt=0)] = None
     precision: Annotated[
         Literal["float64", "float32", "tf32", "bf16"],
         key("arithmetic; tf32: float32, with faster, coarser products (GPUs only); bf16: autocast, weights float32"),
     ] = "float32"
 
 
-class Server(Strict):
+class Server(StrictModel):
     lr: Annotated[float, key("factor on the mean update", gt=0)] = 1.0
     weighting: Annotated[Literal["samples", "uniform"], key("weights of the clients' updates")] = "samples"
 
 
-class Communication(Strict):
+class Communication(StrictModel):
     reduce: Annotated[
         Literal["exact", "float32"], key("exact: integer sums, the same bits on any number of workers")
     ] = "exact"
     timeout: Annotated[
         float,
-        key("seconds without progress (a step, a test batch, a message) after which a rank is stuck", gt=0, le=LONGEST),
+        key(
+            "seconds without progress (a step, a test batch, a message) after which a rank is stuck",
+            gt=0,
+            le=MAX_SECONDS,
+        ),
     ] = 300.0
-    meeting: Annotated[float, key("seconds that the first rank to start waits for the last", gt=0, le=LONGEST)] = 600.0
+    rendezvous_timeout: Annotated[
+        float, key("seconds that the first rank to start waits for the last", gt=0, le=MAX_SECONDS)
+    ] = 600.0
 
 
-class Topology(Strict):
+class Topology(StrictModel):
     server: Annotated[Literal["dedicated", "shared"], key("rank 0 only serves and evaluates, or also trains")] = (
         "dedicated"
     )
     threads: Annotated[int, key("CPU threads of each rank", ge=1, le=256)] = 1
     state_memory: Annotated[
-        float, key("GB of clients' variables that a rank holds in memory; what is beyond lies in mapped files", ge=0)
+        float, key("GB of clients' variables that a rank holds in memory; the rest is in mapped files", ge=0)
     ] = 16.0
     data_memory: Annotated[
-        float, key("GB of rows that a rank's device holds; more are read from files ahead of their use", ge=0)
+        float, key("GB of rows that a rank's device holds; more are prefetched from files", ge=0)
     ] = 16.0
     device: Annotated[Literal["auto", "cpu", "cuda"], key("auto: the GPU of the local rank, if there is one")] = "auto"
     oversubscribe: Annotated[bool, key("allow more ranks than GPUs on a node (over gloo)")] = False
 
 
-class Checkpoint(Strict):
+class Checkpoint(StrictModel):
     every: Annotated[int, key("rounds between saves; 0: never", ge=0)] = 1
-    keep: Annotated[int, key("checkpoints kept", ge=1)] = 2
-    grace: Annotated[float, key("seconds that the current round may take to end after a signal", ge=0, le=LONGEST)] = (
-        60.0
-    )
+    keep: Annotated[int, key("number of checkpoints to keep", ge=1)] = 2
+    grace: Annotated[
+        float, key("seconds that the current round may take to end after a signal", ge=0, le=MAX_SECONDS)
+    ] = 60.0
 
 
-class Evaluate(Strict):
+class Evaluate(StrictModel):
     every: Annotated[int, key("rounds between evaluations on the test set; the last round always counts", ge=1)] = 1
-    batch_size: Annotated[int, key("test rows of a batch", ge=1, le=MOST)] = 200
+    batch_size: Annotated[int, key("test rows per batch", ge=1, le=MAX_COUNT)] = 200
     where: Annotated[
         Literal["auto", "server", "workers"],
         key("by rank 0 beside the next round, by all ranks before it, or whichever measured times favour"),
     ] = "auto"
-    last: Annotated[int, key("rounds over which the final accuracy is averaged", ge=1)] = 50
+    final_window: Annotated[int, key("last rounds over which the final accuracy is averaged", ge=1)] = 50
 
 
-class Wandb(Strict):
+class Wandb(StrictModel):
     mode: Annotated[
         Literal["auto", "online", "offline", "disabled"], key("auto: online if an account is configured, else offline")
     ] = "auto"
@@ -117,35 +131,41 @@ class Wandb(Strict):
     tags: Annotated[list[str], key("W&B tags")] = []
 
 
-class Monitor(Strict):
+class Monitor(StrictModel):
     wandb: Wandb = Wandb()
 
 
-class Weights(Strict):
-    """Keys of `model` beside its builder's settings."""
+class ModelKeys(StrictModel):
+    """Keys of `model` besides the settings of its builder."""
 
     init: Annotated[str | None, key("a .safetensors file with every parameter by name, to start from")] = None
-    pretrained: Annotated[
-        str | None, key("a .safetensors file: what it shares with the model by name and shape is taken over")
-    ] = None
+    pretrained: Annotated[str | None, key("a .safetensors file: parameters of the same name and shape are loaded")] = (
+        None
+    )
     train: Annotated[
         list[str] | None,
-        key("names of the parameters to train, with * for any text; the others stay as they are and are never sent"),
+        key("names of the parameters to train, with * for any text; the others are frozen and never sent"),
     ] = None
 
 
-class Watch(Strict):
-    """Keys of a diagnostic beside its settings."""
+class DiagnosticKeys(StrictModel):
+    """Keys of a diagnostic besides its settings."""
 
-    name: Annotated[str | None, key("what is measured (default: as the label says)")] = None
+    name: Annotated[str | None, key("the diagnostic (default: the label)")] = None
     every: Annotated[int, key("rounds between measurements", ge=1)] = 10
 
 
-COMMON: dict[str, type[Strict]] = {"model": Weights}
-"""Keys of a section that are there whichever builder is named."""
+class CallbackKeys(StrictModel):
+    """Keys of a callback beside its settings."""
+
+    optional: Annotated[bool, key("if the callback fails, continue without it")] = False
 
 
-class Config(Strict):
+COMMON_KEYS: dict[str, type[StrictModel]] = {"model": ModelKeys}
+"""Keys of a section that every builder has."""
+
+
+class Config(StrictModel):
     seed: Annotated[int, key("source of all randomness", ge=0)] = 0
     rounds: Annotated[int, key("communication rounds; a run may be resumed with more", ge=1, le=10**9)] = 500
     run: Run = Run()
@@ -153,7 +173,7 @@ class Config(Strict):
     data: Annotated[dict[str, Any], key("data set and its settings")] = {"name": "digits"}
     augment: Annotated[dict[str, Any], key("augmentation of training batches")] = {"name": "none"}
     partition: Annotated[dict[str, Any], key("how the training data is split over the clients")] = {"name": "dirichlet"}
-    model: Annotated[dict[str, Any], key("model and its settings, beside init, pretrained and train")] = {"name": "cnn"}
+    model: Annotated[dict[str, Any], key("model and its settings, plus init, pretrained and train")] = {"name": "cnn"}
     clients: Clients = Clients()
     algorithm: Annotated[dict[str, Any], key("algorithm and its hyper-parameters, or {parts: [...]}")] = {
         "name": "fedavg"
@@ -165,13 +185,32 @@ class Config(Strict):
     checkpoint: Checkpoint = Checkpoint()
     evaluate: Evaluate = Evaluate()
     monitor: Monitor = Monitor()
-    diagnostics: Annotated[dict[str, Any], key("what is measured of the model on the way, by label")] = {}
+    callbacks: Annotated[list[Any], key("what happens beside the rounds: names, each with its settings")] = []
+    diagnostics: Annotated[dict[str, Any], key("diagnostics measured during training, by label")] = {}
 
     def lr(self, index: int) -> float:
         return self.local.lr * self.local.lr_decay**index
 
 
-# What may differ between a run and its resumption without changing a result.
-_PLACE = tuple(f"topology.{key}" for key in ("server", "device", "state_memory", "data_memory", "oversubscribe"))
-_SPEED = ("comm.timeout", "comm.meeting", "evaluate.where")
-LAYOUT = ("run", "data.root", *_SPEED, "checkpoint", "monitor", "diagnostics", *_PLACE)
+BUILDER_SECTIONS: dict[str, Registry[Any]] = {
+    "task": tasks,
+    "data": datasets,
+    "augment": augmentations,
+    "partition": partitions,
+    "model": models,
+    "algorithm": algorithms,
+}
+"""Sections of the form {name: ..., settings}: the registries of their builders."""
+LAYOUT_KEYS = (
+    *("run", "data.root", "checkpoint", "monitor", "diagnostics", "callbacks"),
+    *("comm.timeout", "comm.rendezvous_timeout", "evaluate.where"),
+    *(f"topology.{key}" for key in ("server", "device", "state_memory", "data_memory", "oversubscribe")),
+)
+"""Keys that may differ between a run and its resumption: no result depends on them."""
+RENAMED_KEYS = {
+    "comm.meeting": "comm.rendezvous_timeout",
+    "evaluate.last": "evaluate.final_window",
+    "table.last": "table.final_window",
+    "table.also": "table.extra_columns",
+}
+"""Former keys of configurations and sweeps: errors name the new key, recorded configurations are read with it."""

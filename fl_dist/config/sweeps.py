@@ -1,4 +1,4 @@
-"""A sweep's file as runs: rows x columns x grid, every one of them validated."""
+"""A sweep's file as runs: rows x columns x grid, each of them validated."""
 
 import itertools
 import json
@@ -13,33 +13,35 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from fl_dist.common.imports import search_in
-from fl_dist.common.paths import expand
-from fl_dist.common.reading import ConfigError, read_yaml
-from fl_dist.common.registry import Strict
-from fl_dist.common.words import nearest, shortened
-from fl_dist.config.arguments import default_name, resolve
-from fl_dist.config.loading import checked, spelt_out
+from fl_dist.common.errors import ConfigError
+from fl_dist.common.formatting import shorten, suggest
+from fl_dist.common.imports import prepend_to_path
+from fl_dist.common.paths import expand_path
+from fl_dist.common.registry import StrictModel
+from fl_dist.common.yaml_reader import read_yaml
+from fl_dist.config.arguments import default_run_name, resolve_arguments
+from fl_dist.config.loading import validate_mapping
+from fl_dist.config.overrides import COMMAND_LINE, expand_override
 from fl_dist.config.schema import Config
 
 Change = dict[str, Any]
 Changes = list[Change]
-MOST = 10_000
-"""Runs of a sweep: each is validated before the first one starts."""
-DEEPEST = 10
-"""Files that start from one another through `like`."""
-RESERVED = ("", ".", "..", "jobs", "jobs.json")
+MAX_RUNS = 10_000
+"""Of a sweep: each is validated before the first one starts."""
+MAX_LIKE_DEPTH = 10
+"""Files that build on one another through `like`."""
+MAX_NAME_BYTES = 200
+"""Of a run's name; file systems take 255."""
+RESERVED_NAMES = ("", ".", "..", "jobs", "jobs.json")
 """Names in a sweep's folder that no run can have."""
-LONGEST_NAME = 200
-"""Bytes of a run's name; file systems take 255."""
 ROW, COLUMN, LIST = "row", "column", "list"
 """Axes that are not a key of the grid."""
-OWN = ("name", "dir", "like")
-"""Keys that a sweep does not take over from the one it is like."""
+NOT_INHERITED = {"name", "dir", "like"}
+"""Keys that a sweep does not inherit through `like`."""
 
 
-class Also(Strict):
-    """A number of the rows of metrics.jsonl that a table shows besides."""
+class ExtraColumn(StrictModel):
+    """A further number of the rows of metrics.jsonl that a table shows."""
 
     key: Annotated[str, Field(min_length=1, description="where it is in a row, such as diagnostics.lpf.lpf")]
     over: Annotated[
@@ -52,13 +54,15 @@ class Also(Strict):
     )
 
 
-class Table(Strict):
+class TableSettings(StrictModel):
     """How the runs are shown as a table."""
 
     measure: Annotated[
         Literal["mean", "last", "best"], Field(description="of a run: the mean over its last rounds, last or best")
     ] = "mean"
-    last: Annotated[int | None, Field(ge=1, description="rounds of that mean (default: evaluate.last)")] = None
+    final_window: Annotated[
+        int | None, Field(ge=1, description="last rounds of that mean (default: evaluate.final_window)")
+    ] = None
     targets: Annotated[
         list[float] | dict[str, list[float]],
         Field(description="values of the metric whose first round is shown; a mapping: by column"),
@@ -68,45 +72,47 @@ class Table(Strict):
         Field(description="what ± is over (default: seeds or, of one run, the rounds of its mean)"),
     ] = None
     published_spread: Annotated[str | None, Field(description="what it is in the published numbers")] = None
-    also: Annotated[dict[str, Also], Field(description="by name, further numbers of the rows of metrics.jsonl")] = {}
+    extra_columns: Annotated[
+        dict[str, ExtraColumn], Field(description="by name, further numbers of the rows of metrics.jsonl")
+    ] = {}
 
     def targets_of(self, column: str) -> list[float]:
         return self.targets.get(column, []) if isinstance(self.targets, dict) else self.targets
 
 
-class Sweep(Strict):
-    like: Annotated[str | None, Field(description="another sweep, beside this file, whose keys hold unless given")] = (
+class Sweep(StrictModel):
+    like: Annotated[str | None, Field(description="another sweep, beside this file, whose keys are the defaults")] = (
         None
     )
     base: Annotated[str | None, Field(description="config that all runs start from, beside the sweep's file")] = None
     name: str | None = None
     dir: Annotated[str | None, Field(description="folder of the runs (default runs/<name>)")] = None
-    resources: Annotated[Change, Field(description="what a run asks of the cluster")] = {}
+    resources: Annotated[Change, Field(description="what a run requests from the cluster")] = {}
     rows: Annotated[
-        dict[str, Change] | list[str], Field(description="label: values of keys; a list: labels of what it is like")
+        dict[str, Change] | list[str], Field(description="label: values of keys; a list: labels of the sweep `like`")
     ] = {}
     columns: Annotated[dict[str, Change] | list[str], Field(description="likewise")] = {}
     grid: Annotated[dict[str, list[Any] | Change], Field(description="key: [values] or {label: value}")] = {}
     set: Annotated[Change, Field(description="values of keys, for all runs")] = {}
-    list: Annotated[Changes, Field(description="one mapping of keys a run; label: its name")] = []
-    table: Table = Table()
+    list: Annotated[Changes, Field(description="one mapping of keys per run; label: its name")] = []
+    table: TableSettings = TableSettings()
 
 
-class Point(NamedTuple):
-    """One value of an axis."""
+class AxisValue(NamedTuple):
+    """One value of an axis: its piece of the run's name, its label, the keys that it sets."""
 
-    folder: str
+    name: str
     label: str
     change: Change
 
 
 @dataclass
-class Cell:
+class SweepRun:
     """One run of a sweep."""
 
     name: str
     run: Path
-    at: dict[str, str]
+    labels: dict[str, str]
     """The label on each axis."""
     config: Config
     command: list[str]
@@ -116,142 +122,141 @@ class Cell:
         return self.config.rounds
 
 
-def read(path: str, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> tuple[Sweep, list[Cell]]:
+def read_sweep(path: str, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> tuple[Sweep, list[SweepRun]]:
     """The sweep and its runs; overrides hold for all of them, `only` are patterns of names or labels."""
-    sweep, given = _read(path), [spelt_out(override) for override in overrides]
-    search_in(Path(path).parent)
-    name = sweep.name or Path(path).stem
-    if odd := [override for override in given if "=" not in override]:
-        raise ConfigError(f"override {shortened(repr(odd[0]))} is not of the form key.sub=value")
-    folder = expand(sweep.dir or f"runs/{name}")
-    folder = folder.with_name(default_name(f"{folder.name}.yaml", given))
-    base = [] if sweep.base is None else [sweep.base]
-    found = list(_changes(sweep, path))
-    double = [run for run, count in Counter(run for run, _, _ in found).items() if count > 1]
-    if double:
-        raise ConfigError(f"{path}: several runs are named {min(double)}; give the values labels")
-    chosen = [
-        (run, at, _after(_on_wandb(name, at) | sweep.set, change))
-        for run, at, change in found
-        if is_meant(run, at.values(), only)
+    sweep, overrides = _read(path), [expand_override(override) for override in overrides]
+    prepend_to_path(Path(path).parent)
+    if malformed := [override for override in overrides if "=" not in override]:
+        raise ConfigError(f"override {shorten(repr(malformed[0]))} is not of the form key.sub=value")
+    title = sweep.name or Path(path).stem
+    folder = expand_path(sweep.dir or f"runs/{title}")
+    folder = folder.with_name(default_run_name(f"{folder.name}.yaml", overrides))
+    runs = list(_expand(sweep, path))
+    if duplicates := [name for name, count in Counter(name for name, _, _ in runs).items() if count > 1]:
+        raise ConfigError(f"{path}: several runs are named {min(duplicates)}; give the values labels")
+    selected = [
+        (name, labels, _merge(_wandb_keys(title, labels) | sweep.set, change))
+        for name, labels, change in runs
+        if matches_any(name, labels.values(), only)
     ]
-    if not chosen:
-        known = [run for run, _, _ in found] + [label for _, at, _ in found for label in at.values()]
-        raise ConfigError(f"{path}: no run is {' or '.join(map(repr, only))}; {nearest(only[0], set(known))}")
-    return sweep, [_cell(run, at, folder, base, change, given) for run, at, change in chosen]
+    if not selected:
+        known = {name for name, _, _ in runs} | {label for _, labels, _ in runs for label in labels.values()}
+        raise ConfigError(f"{path}: no run is {' or '.join(map(repr, only))}; {suggest(only[0], known)}")
+    return sweep, [_build_run(folder / name, labels, sweep.base, keys, overrides) for name, labels, keys in selected]
 
 
-def _on_wandb(name: str, at: dict[str, str]) -> Change:
-    """A sweep is a group, and what its first axis says the type of the job."""
-    kind = next((label for axis, label in at.items() if axis != "seed"), None)
-    return {"monitor.wandb.group": name} | ({} if kind is None else {"monitor.wandb.job_type": kind})
+def _wandb_keys(title: str, labels: dict[str, str]) -> Change:
+    """A sweep is a group of W&B, the label on its first axis a job type."""
+    kind = next((label for axis, label in labels.items() if axis != "seed"), None)
+    return {"monitor.wandb.group": title} | ({} if kind is None else {"monitor.wandb.job_type": kind})
 
 
-def axes(sweep: Sweep) -> list[str]:
+def axis_names(sweep: Sweep) -> list[str]:
     """The names of the axes, in the order of the runs."""
-    own = {ROW: sweep.rows, COLUMN: sweep.columns, LIST: sweep.list}
-    return [name for name, values in own.items() if values] + [*sweep.grid]
+    axes = {ROW: sweep.rows, COLUMN: sweep.columns, LIST: sweep.list}
+    return [name for name, values in axes.items() if values] + [*sweep.grid]
 
 
 def _read(path: str, depth: int = 1) -> Sweep:
-    """The file with what it takes over from the sweep that it is like."""
-    sweep: Sweep = checked(Sweep, read_yaml(path), path)
+    """The file with what it inherits from the sweep that `like` names."""
+    sweep: Sweep = validate_mapping(Sweep, read_yaml(path), path)
     folder = Path(path).parent
     if sweep.base is not None:
-        sweep = sweep.model_copy(update={"base": os.path.relpath(folder / expand(sweep.base))})
+        sweep = sweep.model_copy(update={"base": os.path.relpath(folder / expand_path(sweep.base))})
     if sweep.like is None:
         for axis in ("rows", "columns"):
             if isinstance(getattr(sweep, axis), list):
                 raise ConfigError(f"{path}: {axis} is a list of labels, but no `like` names the sweep that has them")
         return sweep
-    if depth == DEEPEST:
-        raise ConfigError(f"{path}: more than {DEEPEST} sweeps start from one another, or they do so in a circle")
-    model = _read(os.path.relpath(folder / expand(sweep.like)), depth + 1)
-    taken = {key: getattr(model, key) for key in model.model_fields_set - sweep.model_fields_set - {*OWN}}
-    chosen = {axis: _selected(path, axis, getattr(sweep, axis), getattr(model, axis)) for axis in ("rows", "columns")}
-    own = {axis: values for axis, values in chosen.items() if axis in sweep.model_fields_set}
-    return sweep.model_copy(update={**taken, **own, "set": _after(model.set, sweep.set)})
+    if depth == MAX_LIKE_DEPTH:
+        raise ConfigError(f"{path}: more than {MAX_LIKE_DEPTH} sweeps build on one another, or they form a circle")
+    parent = _read(os.path.relpath(folder / expand_path(sweep.like)), depth + 1)
+    own = sweep.model_fields_set
+    inherited = {key: getattr(parent, key) for key in parent.model_fields_set - own - NOT_INHERITED}
+    axes = {axis: _select(path, axis, sweep, parent) for axis in sorted(own & {"rows", "columns"})}
+    return sweep.model_copy(update={**inherited, **axes, "set": _merge(parent.set, sweep.set)})
 
 
-def _selected(path: str, axis: str, given: dict[str, Change] | list[str], model: Any) -> dict[str, Change]:
-    if isinstance(given, dict):
-        return given
-    for label in given:
-        if label not in model:
-            raise ConfigError(f"{path}: {axis} names {shortened(repr(label))}; {nearest(label, model)}")
-    return {label: model[label] for label in given}
+def _select(path: str, axis: str, sweep: Sweep, parent: Sweep) -> dict[str, Change]:
+    """The values of an axis; a list of labels selects from those of the parent."""
+    values, available = getattr(sweep, axis), getattr(parent, axis)
+    if isinstance(values, dict):
+        return values
+    for label in values:
+        if label not in available:
+            raise ConfigError(f"{path}: {axis} names {shorten(repr(label))}; {suggest(label, available)}")
+    return {label: available[label] for label in values}
 
 
-def _changes(sweep: Sweep, path: str) -> Iterator[tuple[str, dict[str, str], Change]]:
-    """Every run's name, place and changes."""
-    tables = [_labelled(values) for values in (sweep.rows, sweep.columns) if isinstance(values, dict)]
-    grid = [[_point(key, label, value) for label, value in _values(v)] for key, v in sweep.grid.items()]
-    points = [*(t for t in tables if t), *([[_listed(entry) for entry in sweep.list]] if sweep.list else []), *grid]
-    if not points or not all(points):
+def _expand(sweep: Sweep, path: str) -> Iterator[tuple[str, dict[str, str], Change]]:
+    """Every run's name, labels and changes."""
+    tables = [values for values in (sweep.rows, sweep.columns) if isinstance(values, dict) and values]
+    axes = [[AxisValue(_safe_name(label), label, change) for label, change in values.items()] for values in tables]
+    axes += [[_list_value(entry) for entry in sweep.list]] if sweep.list else []
+    axes += [[_grid_value(key, label, value) for label, value in _labelled(v)] for key, v in sweep.grid.items()]
+    if not axes or not all(axes):
         raise ConfigError(f"{path} names no run: give rows, a grid or a list with values")
-    if (runs := math.prod(map(len, points))) > MOST:
-        raise ConfigError(f"{path} names {runs:,} runs, more than {MOST:,}; divide it into several sweeps")
-    for choice in itertools.product(*points):
-        change = _after(*(point.change for point in choice))
-        at = dict(zip(axes(sweep), (point.label for point in choice), strict=True))
-        yield _folder_name("-".join(point.folder for point in choice), path), at, change
+    if (runs := math.prod(map(len, axes))) > MAX_RUNS:
+        raise ConfigError(f"{path} names {runs:,} runs, more than {MAX_RUNS:,}; divide it into several sweeps")
+    for values in itertools.product(*axes):
+        labels = dict(zip(axis_names(sweep), (value.label for value in values), strict=True))
+        name = _check_name("-".join(value.name for value in values), path)
+        yield name, labels, _merge(*(value.change for value in values))
 
 
-def _cell(name: str, at: dict[str, str], folder: Path, base: list[str], change: Change, given: list[str]) -> Cell:
-    overrides = [f"{key}={json.dumps(value)}" for key, value in change.items()]
+def _build_run(
+    folder: Path, labels: dict[str, str], base: str | None, change: Change, overrides: Sequence[str]
+) -> SweepRun:
+    changes = [f"{key}={json.dumps(value)}" for key, value in change.items()]
+    arguments = [*([] if base is None else [base]), *changes, *overrides, f"run.dir={folder}"]
     try:
-        config, command = resolve([*base, *overrides, *given, f"run.dir={folder / name}"])
+        config, command = resolve_arguments(arguments)
     except ConfigError as e:
-        told = str(e) if given else str(e).replace("(set in the command line)", "(set in the sweep)")
-        raise ConfigError(f"run {name}: {told}") from e.__cause__
-    return Cell(name, folder / name, at, config, command)
+        message = str(e) if overrides else str(e).replace(f"(set in {COMMAND_LINE})", "(set in the sweep)")
+        raise ConfigError(f"run {folder.name}: {message}") from e.__cause__
+    return SweepRun(folder.name, folder, labels, config, command)
 
 
-def _after(*changes: Change) -> Change:
-    """All of them, each key where it was said last: a section discards what was said of it before."""
+def _merge(*changes: Change) -> Change:
+    """All changes, each key at its last position: a section discards earlier keys of its own."""
     merged: Change = {}
     for change in changes:
         merged = {key: value for key, value in merged.items() if key not in change} | change
     return merged
 
 
-def is_meant(name: str, labels: Iterable[str], only: Sequence[str]) -> bool:
+def matches_any(name: str, labels: Iterable[str], only: Sequence[str]) -> bool:
     """Whether one of the patterns, if there are any, fits the run's name or one of its labels."""
     return not only or any(fnmatchcase(text, pattern) for text in (name, *labels) for pattern in only)
 
 
-def _folder_name(name: str, path: str) -> str:
-    if name in RESERVED or len(os.fsencode(name)) > LONGEST_NAME:
-        why = "is too long for" if name not in RESERVED else "cannot be"
-        raise ConfigError(f"{path}: the name {shortened(repr(name))} {why} a folder; give the values labels")
+def _check_name(name: str, path: str) -> str:
+    if name in RESERVED_NAMES or len(os.fsencode(name)) > MAX_NAME_BYTES:
+        problem = "cannot be" if name in RESERVED_NAMES else "is too long for"
+        raise ConfigError(f"{path}: the name {shorten(repr(name))} {problem} a folder; give the values labels")
     return name
 
 
-def _labelled(values: dict[str, Change]) -> list[Point]:
-    return [Point(_safe(label), label, change) for label, change in values.items()]
-
-
-def _values(values: Any) -> list[tuple[str | None, Any]]:
+def _labelled(values: Any) -> list[tuple[str | None, Any]]:
     return list(values.items()) if isinstance(values, dict) else [(None, value) for value in values]
 
 
-def _point(key: str, label: str | None, value: Any) -> Point:
-    *_, last = key.split(".")
+def _grid_value(key: str, label: str | None, value: Any) -> AxisValue:
+    last = key.rpartition(".")[2]
     text = value if isinstance(value, str) else json.dumps(value)
     if label or last == "name":
-        return Point(_safe(label or text), label or text, {key: value})
-    return Point(_safe(last + text), f"{last}={text}", {key: value})
+        return AxisValue(_safe_name(label or text), label or text, {key: value})
+    return AxisValue(_safe_name(last + text), f"{last}={text}", {key: value})
 
 
-def _listed(entry: Change) -> Point:
+def _list_value(entry: Change) -> AxisValue:
     change = {key: value for key, value in entry.items() if key != "label"}
-    parts = [_point(key, None, value) for key, value in change.items()]
+    values = [_grid_value(key, None, value) for key, value in change.items()]
     label = entry.get("label")
-    return Point(
-        _safe(str(label or "-".join(p.folder for p in parts))), str(label or ", ".join(p.label for p in parts)), change
-    )
+    name = str(label or "-".join(value.name for value in values))
+    return AxisValue(_safe_name(name), str(label or ", ".join(value.label for value in values)), change)
 
 
-def _safe(label: str) -> str:
-    """A label that can be the name of a folder."""
+def _safe_name(label: str) -> str:
+    """A label as the name of a folder."""
     return "".join(c if c.isalnum() or c in "._+" else "_" for c in label)

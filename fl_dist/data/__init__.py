@@ -1,6 +1,15 @@
-"""Data sets, one file each; partition.py divides them among clients, augment.py varies their images."""
+"""Data sets, one file each; partition.py divides them among clients, augmentation.py varies their images.
 
-from fl_dist.data import ag_news, cifar, cinic10, digits, folders, idx, npz  # noqa: F401  (importing registers them)
-from fl_dist.data.dataset import Dataset, datasets, labels_of, normalise
+A new file in this folder registers its data sets, partitions and augmentations by being here.
+"""
 
-__all__ = ["Dataset", "datasets", "labels_of", "normalise"]
+import importlib
+import pkgutil
+
+from fl_dist.data.dataset import Dataset, class_labels, datasets, normalise
+
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.name.startswith("_"):
+        importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["Dataset", "class_labels", "datasets", "normalise"]

@@ -1,4 +1,4 @@
-"""Published data: fetch it, check it, see how it is divided among clients.
+"""Published data: download it, check it, show how it is divided among clients.
 
 python -m fl_dist.data fetch cifar10 --root data
 python -m fl_dist.data check cifar10 --root data
@@ -8,7 +8,7 @@ python -m fl_dist.data show my.yaml [key.sub=value ...] [-o clients.png]
 from fl_dist.common import terminal
 
 if __name__ == "__main__":
-    terminal.prepare()  # here, for the imports below take seconds
+    terminal.prepare_terminal()  # before the imports below, which take seconds
 
 import argparse
 import sys
@@ -18,112 +18,109 @@ from typing import Any
 
 import numpy as np
 
-from fl_dist.common.paths import expand
-from fl_dist.common.words import counted, duration, size
-from fl_dist.config.arguments import resolve
-from fl_dist.data import Dataset, datasets, shared
-from fl_dist.data.fetch import fetch, known
-from fl_dist.data.folders import domains_below
-from fl_dist.data.sources import SOURCES
-from fl_dist.drawing.clients import draw
-from fl_dist.engine.world import build_data
+from fl_dist.common.errors import DataError, FlDistError
+from fl_dist.common.formatting import format_bytes, format_duration, pluralize
+from fl_dist.common.paths import expand_path
+from fl_dist.config.arguments import resolve_arguments
+from fl_dist.data import Dataset, datasets, shared_arrays
+from fl_dist.data.download import download, get_source
+from fl_dist.data.download_sources import SOURCES
+from fl_dist.data.image_folders import list_published_domains
+from fl_dist.federation.experiment import build_data
+from fl_dist.plots.clients import draw
 from fl_dist.runs import clients_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
-        return int(arguments.act(arguments) or 0)
-    except (ValueError, OSError, shared.NoPlace) as e:
-        terminal.complain(e, e if arguments.traceback else None)
+        arguments.run(arguments)
+        return 0
+    except (FlDistError, ValueError, OSError) as e:
+        terminal.print_error(e, e if arguments.traceback else None)
         return 2
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = terminal.Parser(prog="python -m fl_dist.data", description=__doc__.splitlines()[0])
+    parser = terminal.ArgumentParser(prog="python -m fl_dist.data", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, act: Any, about: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=about, description=about)
-        sub.set_defaults(act=act)
-        terminal.add_traceback(sub)
-        return sub
+    def add_command(name: str, run: Any, about: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=about, description=about)
+        command.set_defaults(run=run)
+        terminal.add_traceback_option(command)
+        return command
 
-    named = ", ".join(SOURCES)
-    fetching = command("fetch", _fetch, "download a data set; the same command again goes on where it stopped")
-    fetching.add_argument("name", help=named)
-    fetching.add_argument("--root", default="data", help="folder of all data (default %(default)s)")
-    fetching.add_argument("--again", action="store_true", help="also what is there already")
-    checking = command(
-        "check", _check, "read all files of a data set, and compare its number of rows with the published one"
-    )
-    checking.add_argument("name", help=named)
-    checking.add_argument("--root", default="data", help="folder of all data (default %(default)s)")
-    showing = command("show", _show, "who has what: sizes, classes, and a picture of clients and classes")
-    showing.add_argument("config", nargs="+", metavar="CONFIG", help="a configuration's file, overrides key.sub=value")
-    showing.add_argument("-o", "--output", metavar="FILE", help="the picture: .png, .pdf or .svg")
-    caching = command("cache", _cache, "what this machine holds ready for its ranks")
-    caching.add_argument("--clear", action="store_true", help="remove it")
+    fetch = add_command("fetch", _fetch, "download a data set; the same command again resumes a download")
+    check = add_command("check", _check, "read all files of a data set and compare its size with the published one")
+    for command in (fetch, check):
+        command.add_argument("name", help=", ".join(SOURCES))
+        command.add_argument("--root", default="data", help="folder of all data (default %(default)s)")
+    fetch.add_argument("--again", action="store_true", help="also download what is already there")
+    show = add_command("show", _show, "sizes and classes of the clients, and a picture of them")
+    show.add_argument("config", nargs="+", metavar="CONFIG", help="a configuration file, overrides key.sub=value")
+    show.add_argument("-o", "--output", metavar="FILE", help="the picture: .png, .pdf or .svg")
+    cache = add_command("cache", _cache, "arrays that this machine keeps ready for its ranks")
+    cache.add_argument("--clear", action="store_true", help="remove them")
     return parser
 
 
 def _fetch(arguments: argparse.Namespace) -> None:
-    fetch(arguments.name, expand(arguments.root), arguments.again)
+    download(arguments.name, expand_path(arguments.root), arguments.again)
 
 
-def _check(arguments: argparse.Namespace) -> int:
-    source, root, began = known(arguments.name), expand(arguments.root), time.monotonic()
+def _check(arguments: argparse.Namespace) -> None:
+    source, root, start = get_source(arguments.name), expand_path(arguments.root), time.monotonic()
     settings: dict[str, Any] = {"root": str(root)}
     if "target" in datasets.schema(arguments.name).model_fields:
-        settings["target"] = domains_below(arguments.name, root)[0]
-    with shared.anew():
+        settings["target"] = list_published_domains(arguments.name, root)[0]
+    with shared_arrays.rebuild():
         data = datasets.build(arguments.name, settings)
     target = f" (tested on {settings['target']})" if "target" in settings else ""
-    print(f"{source.title}: {described(data)}{target}; read in {duration(time.monotonic() - began)}")
+    print(f"{source.title}: {describe(data)}{target}; read in {format_duration(time.monotonic() - start)}")
     rows = len(data.x_train), len(data.x_test)
     if source.rows not in (None, rows):
-        raise ValueError(f"published were {source.rows[0]:,} and {source.rows[1]:,} rows")
+        raise DataError(f"the published data has {source.rows[0]:,} and {source.rows[1]:,} rows; download it again")
     if source.images not in (None, sum(rows)):
-        raise ValueError(f"published were {source.images:,} images in all domains, here are {sum(rows):,}")
-    return 0
+        raise DataError(f"the published data has {source.images:,} images in all domains, this has {sum(rows):,}")
 
 
-def described(data: Dataset) -> str:
+def describe(data: Dataset) -> str:
     shape = "x".join(map(str, data.shape))
     return f"{len(data.x_train):,} training and {len(data.x_test):,} test rows of {shape}, {data.classes} classes"
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    config, _ = resolve([*arguments.config, "run.dir=unused"])
+    config, _ = resolve_arguments([*arguments.config, "run.dir=unused"])
     data = build_data(config)
     clients = clients_of(config, data)
-    print(f"{config.data['name']}: {described(data)}")
-    print(f"{counted(len(clients), 'client')} by {config.partition['name']}, seed {config.seed}")
-    print(f"rows of a client     {_spread(clients.sizes)}")
+    print(f"{config.data['name']}: {describe(data)}")
+    print(f"{pluralize(len(clients), 'client')} by {config.partition['name']}, seed {config.seed}")
+    print(f"rows per client      {_format_range(clients.sizes)}")
     counts = clients.classes
     if counts is None:
-        raise ValueError("the targets of this data are no classes: there is no more to show")
-    print(f"classes of a client  {_spread((counts > 0).sum(1))}")
-    print(f"largest class of a client, share of its rows  {_spread((counts.max(1) / counts.sum(1)), '.2f')}")
-    print(f"rows of a class      {_spread(counts.sum(0))}")
+        raise DataError("the targets of this data are no classes: there is no more to show")
+    print(f"classes per client   {_format_range((counts > 0).sum(1))}")
+    print(f"largest class of a client, share of its rows  {_format_range((counts.max(1) / counts.sum(1)), '.2f')}")
+    print(f"rows per class       {_format_range(counts.sum(0))}")
     if arguments.output:
-        how = " ".join(f"{key}={value}" for key, value in config.partition.items() if key != "name")
-        title = f"{config.data['name']}, {config.partition['name']} {how}".rstrip()
-        draw(counts, expand(arguments.output), f"{title}, seed {config.seed}")
+        settings = " ".join(f"{key}={value}" for key, value in config.partition.items() if key != "name")
+        title = f"{config.data['name']}, {config.partition['name']} {settings}".rstrip()
+        draw(counts, expand_path(arguments.output), f"{title}, seed {config.seed}")
         print(f"picture              {arguments.output}")
 
 
-def _spread(values: Any, kind: str = ",.0f") -> str:
+def _format_range(values: Any, form: str = ",.0f") -> str:
     low, high = np.min(values), np.max(values)
-    mean = format(np.mean(values), kind if kind != ",.0f" else ",.1f")
-    return f"{low:{kind}} to {high:{kind}}, mean {mean}" if low != high else f"{low:{kind}}"
+    mean = format(np.mean(values), form if form != ",.0f" else ",.1f")
+    return f"{low:{form}} to {high:{form}}, mean {mean}" if low != high else f"{low:{form}}"
 
 
 def _cache(arguments: argparse.Namespace) -> None:
-    lines = [f"{size(count):>8}  {entry}" for entry, count in shared.held()]
-    print("\n".join(lines) or f"nothing in {shared.cache()}")
+    lines = [f"{format_bytes(count):>8}  {entry}" for entry, count in shared_arrays.list_cache()]
+    print("\n".join(lines) or f"nothing in {shared_arrays.cache_folder()}")
     if arguments.clear:
-        shared.forget()
+        shared_arrays.clear_cache()
         print("removed")
 
 

@@ -11,17 +11,17 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from fl_dist.common.paths import expand
-from fl_dist.common.words import message
-from fl_dist.data import shared
-from fl_dist.data.dataset import Dataset, datasets, of_arrays
-from fl_dist.data.sources import absent, again
+from fl_dist.common.errors import DataError, error_message
+from fl_dist.common.paths import expand_path
+from fl_dist.data import shared_arrays
+from fl_dist.data.dataset import Dataset, dataset_from_arrays, datasets
+from fl_dist.data.download_sources import missing_data_message, redownload_hint
 
 IMAGE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
-Constants = tuple[tuple[float, ...], tuple[float, ...]]
-FEDNSAM: Constants = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-NORMALISED: dict[str, dict[int, Constants]] = {
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+FEDNSAM: Statistics = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+CHANNEL_STATISTICS: dict[str, dict[int, Statistics]] = {
     "fedgmt": {
         10: ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
         100: ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
@@ -32,7 +32,7 @@ NORMALISED: dict[str, dict[int, Constants]] = {
     },
     "fednsam": {10: FEDNSAM, 100: FEDNSAM},
 }
-"""Mean and deviation of each channel, by the paper that uses them and the number of classes; FedGF takes FedLESAM's."""
+"""Mean and std per channel, by the paper that uses them and the number of classes; FedGF takes FedLESAM's."""
 
 
 class Layout(NamedTuple):
@@ -57,7 +57,7 @@ LAYOUTS = {
         Layout("cifar100", "cifar-100-python", ("train",), ("test",), b"fine_labels"),
     ),
 }
-Root = Annotated[str, Field(min_length=1, description="folder that holds the published one, or that itself")]
+Root = Annotated[str, Field(min_length=1, description="the published folder, or its parent")]
 Normalise = Annotated[
     Literal["fedgmt", "fedlesam", "fednsam"], Field(description="whose mean and deviation; FedGF takes fedlesam's")
 ]
@@ -66,79 +66,79 @@ Normalise = Annotated[
 @datasets.register
 def cifar10(*, root: Root, normalise: Normalise = "fedgmt") -> Dataset:
     """Ten classes."""
-    return _read(10, root, normalise)
+    return _load(10, root, normalise)
 
 
 @datasets.register
 def cifar100(*, root: Root, normalise: Normalise = "fedgmt") -> Dataset:
     """A hundred classes (the fine labels)."""
-    return _read(100, root, normalise)
+    return _load(100, root, normalise)
 
 
-def _read(classes: int, root: str, normalise: str) -> Dataset:
-    folder, layout = _find(classes, expand(root))
-    parts = {"train": [folder / name for name in layout.train], "test": [folder / name for name in layout.test]}
+def _load(classes: int, root: str, normalise: str) -> Dataset:
+    folder, layout = _find_folder(classes, expand_path(root))
+    files = {"train": [folder / name for name in layout.train], "test": [folder / name for name in layout.test]}
 
-    def make(new: shared.Allocate) -> None:
-        for part, files in parts.items():
-            x, y = (np.concatenate(batches) for batches in zip(*(_batch(f, layout) for f in files), strict=True))
+    def build(allocate: shared_arrays.Allocate) -> None:
+        for split, batches in files.items():
+            x, y = (np.concatenate(arrays) for arrays in zip(*(_read_batch(f, layout) for f in batches), strict=True))
             if y.max() >= classes:
-                raise ValueError(f"{folder} has a label {y.max()}; CIFAR-{classes} has 0 to {classes - 1}")
-            new(f"x_{part}", (len(x), *IMAGE), np.uint8)[:] = x.reshape(-1, *IMAGE)
-            new(f"y_{part}", y.shape, np.int64)[:] = y
+                raise DataError(f"{folder} has a label {y.max()}; CIFAR-{classes} has 0 to {classes - 1}")
+            allocate(f"x_{split}", (len(x), *IMAGE), np.uint8)[:] = x.reshape(-1, *IMAGE)
+            allocate(f"y_{split}", y.shape, np.int64)[:] = y
 
-    arrays = shared.arrays(layout.name, [*parts["train"], *parts["test"]], layout.labels, make)
-    mean, std = NORMALISED[normalise][classes]
-    return of_arrays(arrays, classes, mean=mean, std=std)
+    arrays = shared_arrays.load_or_build(layout.name, [*files["train"], *files["test"]], layout.labels, build)
+    mean, std = CHANNEL_STATISTICS[normalise][classes]
+    return dataset_from_arrays(arrays, classes, mean=mean, std=std)
 
 
-def _find(classes: int, root: Path) -> tuple[Path, Layout]:
-    """The folder and the layout of its files; an error says what was looked for."""
+def _find_folder(classes: int, root: Path) -> tuple[Path, Layout]:
     for layout in LAYOUTS[classes]:
         for folder in (root / layout.folder, root):
-            there = [name for name in (*layout.train, *layout.test) if (folder / name).is_file()]
-            missing = {*layout.train, *layout.test} - set(there)
-            if there and missing:
-                raise ValueError(
-                    f"CIFAR-{classes} in {folder} is not whole: {min(missing)} is missing; {again(f'cifar{classes}')}"
-                )
-            if there:
+            names = {*layout.train, *layout.test}
+            missing = {name for name in names if not (folder / name).is_file()}
+            if not missing:
                 return folder, layout
-    looked = " or ".join(layout.folder for layout in LAYOUTS[classes])
-    raise ValueError(absent(f"cifar{classes}", root, f"folder {looked}"))
+            if missing != names:
+                hint = redownload_hint(layout.name)
+                raise DataError(f"CIFAR-{classes} in {folder} is incomplete: {min(missing)} is missing; {hint}")
+    folders = " or ".join(layout.folder for layout in LAYOUTS[classes])
+    raise DataError(missing_data_message(f"cifar{classes}", root, f"folder {folders}"))
 
 
-def _batch(file: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
-    read = _binary(file, layout.labels) if isinstance(layout.labels, int) else _pickled(file, layout.labels)
-    if isinstance(read, str):
-        raise ValueError(f"{file} {read}; {again(layout.name)}")
-    return read
-
-
-def _binary(file: Path, before: int) -> tuple[np.ndarray, np.ndarray] | str:
-    """Images and labels, or what is wrong with the file."""
-    data = np.fromfile(file, np.uint8)
-    if not data.size or data.size % (before + PIXELS):
-        return f"is damaged: its {data.size:,} bytes are no whole number of images"
-    rows = data.reshape(-1, before + PIXELS)
-    return rows[:, before:], rows[:, before - 1]
-
-
-def _pickled(file: Path, key: bytes) -> tuple[np.ndarray, np.ndarray] | str:
-    """Likewise."""
+def _read_batch(file: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels."""
     try:
-        batch = Arrays(io.BytesIO(file.read_bytes()), encoding="bytes").load()
+        if isinstance(layout.labels, int):
+            return _parse_binary(file.read_bytes(), layout.labels)
+        return _parse_pickle(file.read_bytes(), layout.labels)
+    except OSError as e:
+        raise DataError(f"{file} cannot be read ({error_message(e)})") from None
+    except DataError as e:
+        raise DataError(f"{file} {e}; {redownload_hint(layout.name)}") from None
+
+
+def _parse_binary(content: bytes, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    if not content or len(content) % (label_bytes + PIXELS):
+        raise DataError(f"is damaged: its {len(content):,} bytes are no whole number of images")
+    rows = np.frombuffer(content, np.uint8).reshape(-1, label_bytes + PIXELS)
+    return rows[:, label_bytes:], rows[:, label_bytes - 1]
+
+
+def _parse_pickle(content: bytes, key: bytes) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        batch = ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
         x, labels = batch[b"data"], np.asarray(batch[key])
     except Exception as e:  # a damaged pickle may raise anything
-        return f"is not a batch of CIFAR ({message(e)})"
-    fits = isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.shape == (len(labels), PIXELS)
-    if not fits or labels.dtype.kind not in "iu" or not len(labels):
-        return f"is not a batch of CIFAR: it needs bytes [n, {PIXELS}] and n labels"
+        raise DataError(f"is not a batch of CIFAR ({error_message(e)})") from None
+    is_batch = isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.shape == (len(labels), PIXELS)
+    if not is_batch or labels.dtype.kind not in "iu" or not len(labels):
+        raise DataError(f"is not a batch of CIFAR: it needs bytes [n, {PIXELS}] and n labels")
     return x, labels
 
 
-class Arrays(pickle.Unpickler):
-    """Reads nothing but numpy's arrays and plain data: a pickle could otherwise run any program."""
+class ArrayUnpickler(pickle.Unpickler):
+    """Reads only numpy arrays and plain data: other pickles could run any program."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
@@ -147,4 +147,4 @@ class Arrays(pickle.Unpickler):
             return getattr(np, name)
         if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
             return lambda text, codec: text.encode("latin1")
-        raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no array")
+        raise pickle.UnpicklingError(f"it contains {module}.{name}, which is no array")

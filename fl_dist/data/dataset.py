@@ -9,55 +9,55 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_dist.common.errors import DataError
 from fl_dist.common.registry import Registry
 
-PARTS = ("train", "test")
+SPLITS = ("train", "test")
+NUMERIC_INTEGERS = ("uint8", "int8", "int16")
+"""Integer types of rows that are numbers (pixels, audio samples); all other integers are ids."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test rows, and what is to be learnt of them."""
+    """Training and test rows with their targets."""
 
     x_train: Tensor
-    """uint8 images [n, C, H, W], features of floating point, or tokens and other ids of any integer type but uint8."""
+    """uint8 images [n, C, H, W], features of floating point, int8 or int16 samples, or int32 or int64 ids (tokens)."""
     y_train: Tensor
-    """int64 labels [n], targets of floating point [n] or [n, k], or what else the task takes; [n, 0]: none."""
+    """int64 labels [n], targets of floating point [n] or [n, k], or whatever the task takes; [n, 0]: none."""
     x_test: Tensor
     y_test: Tensor
     classes: int = 0
     """Labels are 0 to classes - 1; 0: no labels."""
     mean: tuple[float, ...] = ()
-    """A channel (of x/255 for uint8); empty: not normalised."""
+    """Per channel (of x/255 for uint8, of the raw values otherwise); empty: not normalised."""
     std: tuple[float, ...] = ()
     vocabulary: int = 0
-    """Ids are 0 to vocabulary - 1; 0: the largest decides."""
+    """Ids are 0 to vocabulary - 1; 0: the largest id in the data decides."""
     client: np.ndarray | None = None
-    """Client id of each training row, if the data set brings one."""
+    """Client id of each training row, if the data set has one."""
 
     def __post_init__(self) -> None:
-        for name in ("x_train", "y_train", "x_test", "y_test"):
-            if not isinstance(getattr(self, name), Tensor):
-                raise ValueError(f"{name} of a data set is of type {type(getattr(self, name)).__name__}, not a tensor")
-        for part in ("train", "test"):
-            x, y = getattr(self, f"x_{part}"), getattr(self, f"y_{part}")
+        for split in SPLITS:
+            for name in (f"x_{split}", f"y_{split}"):
+                if not isinstance(value := getattr(self, name), Tensor):
+                    raise DataError(f"{name} of a data set is of type {type(value).__name__}, not a tensor")
+            x, y = getattr(self, f"x_{split}"), getattr(self, f"y_{split}")
             if not len(x) or len(x) != len(y):
-                raise ValueError(f"a data set needs rows with a target each; x_{part} has {len(x)}, y_{part} {len(y)}")
+                raise DataError(f"a data set needs one target per row; x_{split} has {len(x)} rows, y_{split} {len(y)}")
             if y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
-                object.__setattr__(self, f"y_{part}", y.long())  # what torch takes as labels
-        alike = is_real(self.x_train) == is_real(self.x_test) and (
-            (self.x_train.dtype == torch.uint8) == (self.x_test.dtype == torch.uint8)
-        )
-        if self.x_train.shape[1:] != self.x_test.shape[1:] or not alike:
-            kinds = [f"{str(x.dtype).removeprefix('torch.')} {list(x.shape[1:])}" for x in (self.x_train, self.x_test)]
-            raise ValueError(f"rows of a data set's x_train are {kinds[0]}, of its x_test {kinds[1]}; make them alike")
+                object.__setattr__(self, f"y_{split}", y.long())  # the type of labels in torch
+        if self.x_train.shape[1:] != self.x_test.shape[1:] or row_kind(self.x_train) != row_kind(self.x_test):
+            train, test = (f"{_dtype_name(x)} {list(x.shape[1:])}" for x in (self.x_train, self.x_test))
+            raise DataError(f"a data set's rows of x_train are {train}, of x_test {test}; give both one type and shape")
         channels = self.x_train.shape[1] if self.x_train.dim() > 1 else 1
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (0, 1, channels):
-                raise ValueError(f"{name} of a data set has {len(values)} values, its rows {channels} channels")
+                raise DataError(f"{name} of a data set has {len(values)} values, but its rows have {channels} channels")
         if not all(self.std):
-            raise ValueError("std of a data set has a 0, by which its rows would be divided")
-        if self.client is not None and not _are_ids(self.client, len(self.x_train)):
-            raise ValueError("client of a data set has to be a numpy array of ids from 0 on, one for each training row")
+            raise DataError("std of a data set contains a 0, and its rows are divided by it")
+        if self.client is not None and not _are_client_ids(self.client, len(self.x_train)):
+            raise DataError("client of a data set must be a numpy array of ids from 0, one per training row")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,67 +65,73 @@ class Dataset:
         return tuple(self.x_train.shape[1:])
 
     @property
-    def ids(self) -> int:
+    def vocabulary_size(self) -> int:
         """How many ids there are; 0 for numbers."""
-        if self.is_real:
+        if self.is_numeric:
             return 0
         return self.vocabulary or 1 + int(max(self.x_train.max(), self.x_test.max()))
 
     @property
-    def is_real(self) -> bool:
-        """Whether a model is given numbers that can be scaled and shifted, not ids."""
-        return is_real(self.x_train)
+    def is_numeric(self) -> bool:
+        """Whether rows are numbers that can be scaled and shifted, not ids."""
+        return row_kind(self.x_train) != "ids"
 
 
-def of_arrays(arrays: Mapping[str, np.ndarray], classes: int, **known: Any) -> Dataset:
-    """A data set of arrays by the names of its tensors."""
-    x_train, y_train, x_test, y_test = (torch.from_numpy(arrays[f"{x}_{part}"]) for part in PARTS for x in "xy")
+def dataset_from_arrays(arrays: Mapping[str, np.ndarray], classes: int, **known: Any) -> Dataset:
+    """A data set from arrays under the names of its tensors."""
+    x_train, y_train, x_test, y_test = (torch.from_numpy(arrays[f"{x}_{split}"]) for split in SPLITS for x in "xy")
     return Dataset(x_train, y_train, x_test, y_test, classes, client=arrays.get("client"), **known)
 
 
 datasets: Registry[Dataset] = Registry("data set", Dataset)
 
 
-def _are_ids(client: object, rows: int) -> bool:
+def row_kind(x: Tensor | np.ndarray) -> str:
+    """ "float", "ids", or the integer type of rows that are numbers; training and test rows must have the same."""
+    name = _dtype_name(x)
+    return name if name in NUMERIC_INTEGERS else "float" if "float" in name else "ids"
+
+
+def _dtype_name(x: Tensor | np.ndarray) -> str:
+    return x.dtype.name if isinstance(x, np.ndarray) else str(x.dtype).removeprefix("torch.")
+
+
+def _are_client_ids(client: object, rows: int) -> bool:
     is_array = isinstance(client, np.ndarray) and client.shape == (rows,) and client.dtype.kind in "iu"
     return is_array and int(client.min()) >= 0  # type: ignore[attr-defined]
 
 
-def is_real(x: Tensor) -> bool:
-    return x.dtype == torch.uint8 or x.is_floating_point()
-
-
-def labels_of(targets: np.ndarray) -> np.ndarray | None:
-    """The class of each row, if that is what the targets are."""
+def class_labels(targets: np.ndarray) -> np.ndarray | None:
+    """The class of each row, or None if the targets are no labels."""
     return targets if targets.ndim == 1 and targets.dtype.kind in "iu" else None
 
 
 def normalise(x: Tensor, dataset: Dataset, dtype: torch.dtype) -> Tensor:
     """Raw rows as model input: uint8 over 255, then minus the mean, over the standard deviation; ids as int64."""
-    if not is_real(x):
+    if row_kind(x) == "ids":
         return x.long()
-    # Convolutions are faster on images whose channels lie next to each other.
+    # Convolutions are faster on images whose channels are adjacent in memory.
     order = torch.channels_last if x.dim() == 4 else torch.contiguous_format
-    unit = 255.0 if x.dtype == torch.uint8 else 1.0
-    if unit == 1.0 and not dataset.mean and not dataset.std:
+    scale = 255.0 if x.dtype == torch.uint8 else 1.0
+    if scale == 1.0 and not dataset.mean and not dataset.std:
         return x.to(dtype, memory_format=order)
-    work = torch.float64 if dtype == torch.float64 else torch.float32
-    own = x.to(work, memory_format=order, copy=True)
+    compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    rows = x.to(compute_dtype, memory_format=order, copy=True)
     if dataset.mean:
-        own.sub_(_constant(dataset.mean, unit, x.dim(), work, x.device))
-    return own.div_(_constant(dataset.std or (1.0,), unit, x.dim(), work, x.device)).to(dtype)
+        rows.sub_(_constant(dataset.mean, scale, x.dim(), compute_dtype, x.device))
+    return rows.div_(_constant(dataset.std or (1.0,), scale, x.dim(), compute_dtype, x.device)).to(dtype)
 
 
 # Tensors on the device, because CUDA divides by a Python number with other bits than the CPU does;
-# kept, because creating one waits for the device.
+# cached, because creating one waits for the device.
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
-def _constant(values: tuple[float, ...], unit: float, dims: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A value a channel, in units of the rows'."""
-    column = (-1,) + (1,) * (dims - 2)
-    return torch.tensor([unit * value for value in values], dtype=dtype, device=device).view(column)
+def _constant(values: tuple[float, ...], scale: float, dims: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One value per channel, in units of the raw rows."""
+    shape = (-1,) + (1,) * (dims - 2)
+    return torch.tensor([scale * value for value in values], dtype=dtype, device=device).view(shape)
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """On the device; through pinned memory to a GPU, for which the host does not wait."""
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """On the device; through pinned memory to a GPU, without waiting for it."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

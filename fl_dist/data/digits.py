@@ -4,14 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from fl_dist.data.dataset import Dataset, datasets
-from fl_dist.data.npz import read
+from fl_dist.data.npz import read_npz
 
 FILE = Path(__file__).with_name("digits.npz")
-# Of the training pixels, which lie in 0..16.
+# Of the training pixels, which are 0 to 16.
 MEAN, STD = 4.886134 / 255, 6.017907 / 255
 
 
 @datasets.register
 def digits() -> Dataset:
     """UCI handwritten digits, shipped with the program."""
-    return replace(read(FILE), mean=(MEAN,), std=(STD,))
+    return replace(read_npz(FILE), mean=(MEAN,), std=(STD,))

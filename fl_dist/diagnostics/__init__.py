@@ -1,24 +1,21 @@
-"""Every diagnostic. A new file in this folder registers itself by being here."""
+"""Diagnostics, one file per kind. A new file in this folder registers itself by being here."""
 
-import importlib
-import pkgutil
 from typing import Any
 
-from fl_dist.diagnostics.base import Planned, diagnostics
+from fl_dist.common.registry import import_submodules
+from fl_dist.diagnostics.base import ScheduledDiagnostic, diagnostics
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
-
-__all__ = ["Planned", "diagnostics", "plan"]
+import_submodules(__name__)
+__all__ = ["ScheduledDiagnostic", "build_diagnostics", "diagnostics"]
 
 
-def plan(section: dict[str, dict[str, Any]]) -> list[Planned]:
+def build_diagnostics(section: dict[str, dict[str, Any]]) -> list[ScheduledDiagnostic]:
     """From `{label: {name: ..., every: ..., settings}}`, already validated."""
     return [
-        Planned(
+        ScheduledDiagnostic(
             label,
-            given["every"],
-            diagnostics.build(given["name"], {k: v for k, v in given.items() if k not in ("name", "every")}),
+            settings["every"],
+            diagnostics.build(settings["name"], {k: v for k, v in settings.items() if k not in ("name", "every")}),
         )
-        for label, given in section.items()
+        for label, settings in section.items()
     ]

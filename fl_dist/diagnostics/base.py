@@ -1,10 +1,8 @@
-"""What a diagnostic is: numbers about a model, the loss around it and the round that made it.
+"""The base of diagnostics: numbers about a model, the loss around it and the round that led to it.
 
 Diagnostics see vectors and functions of vectors; no ranks, no data, no models.
 """
 
-import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
@@ -13,79 +11,78 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fl_dist.algorithms.core import Algorithm, Vars
+from fl_dist.common.errors import FlDistError
 from fl_dist.common.randomness import torch_generator
 from fl_dist.common.registry import Registry
-from fl_dist.core import Algorithm, Vars
+from fl_dist.common.vector_math import norm
 
-ALL, TEST = 0, -1
-"""Rows over which a loss is taken: those of all clients (or so many of them), or the test rows."""
+ALL_ROWS, TEST_ROWS = 0, -1
+"""The rows of a loss: all clients' training rows, or the test rows; a positive number is a sample of that size."""
 
 Values = dict[str, Any]
-"""By name, numbers or lists of numbers; None is what could not be measured."""
-Need = Literal["ends", "steps", "previous step", "walk"]
+"""Numbers or lists of numbers by name; None if it could not be measured."""
+Requirement = Literal["ends", "steps", "previous step", "train_client"]
 Radius = Annotated[float, Field(gt=0, description="radius of the perturbation")]
-SomeRows = Annotated[
-    int | None, Field(ge=1, description="training rows that it is taken over; null: all clients' rows")
-]
+RowCount = Annotated[int | None, Field(ge=1, description="number of training rows; null: all clients' rows")]
 
 
-def of_client(client: int) -> int:
-    """The rows of one client."""
-    return TEST - 1 - client
+def client_rows(client: int) -> int:
+    """The `rows` argument that means those of one client."""
+    return TEST_ROWS - 1 - client
 
 
-class Unmeasurable(ArithmeticError):
-    """A loss, gradient or product that is not finite; a method that did not come to an end."""
+class MeasurementError(FlDistError, ArithmeticError):
+    """A loss, gradient or product that is not finite, or a method that did not converge."""
 
-    def __init__(self, why: str, found: Values | None = None) -> None:
-        """`found`: what could be measured all the same."""
-        super().__init__(why)
-        self.found = found or {}
+    def __init__(self, reason: str, partial_values: Values | None = None) -> None:
+        super().__init__(reason)
+        self.partial_values = partial_values or {}
 
 
-class Landscape(Protocol):
+class LossOracle(Protocol):
     """The mean loss, in evaluation mode and without augmentation, as a function of the weights."""
 
-    def loss(self, w: Tensor, rows: int = ALL) -> float: ...
-    def gradient(self, w: Tensor, rows: int = ALL) -> Tensor: ...
-    def curvature(self, w: Tensor, v: Tensor, rows: int = ALL) -> Tensor:
+    def loss(self, w: Tensor, rows: int = ALL_ROWS) -> float: ...
+    def gradient(self, w: Tensor, rows: int = ALL_ROWS) -> Tensor: ...
+    def hessian_vector_product(self, w: Tensor, v: Tensor, rows: int = ALL_ROWS) -> Tensor:
         """The Hessian at `w` times `v`."""
 
-    def count(self, rows: int = ALL) -> int:
-        """How many they are."""
+    def count(self, rows: int = ALL_ROWS) -> int:
+        """The number of rows."""
 
     def clients(self, w: Tensor) -> list[float]:
-        """The task's metric of each client, on its own rows."""
+        """The task's primary metric of each client, on its own rows."""
 
     def classes(self, w: Tensor) -> list[float | None]:
-        """The accuracy of each class on the test rows; nothing if the task is not to tell the data's classes."""
+        """The accuracy of each class on the test rows; empty unless the task predicts the data's classes."""
 
 
-class Locals(Protocol):
-    """The clients that a round trained; vectors of theirs are `end`, and `y0`, `delta0`, ... of the steps of MARKS."""
+class LocalModels(Protocol):
+    """The clients that a round trained; their vectors are `end`, and `y0`, `delta0`, ... of the recorded steps."""
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Rows of each."""
+        """The number of rows of each client."""
 
     def mean(self, name: str) -> Tensor: ...
     def distances(self, name: str, point: Tensor) -> list[float]:
-        """Of each client's vector to the point."""
+        """Of each client's vector from the point."""
 
-    def chords(self, name: str, point: Tensor) -> list[float]:
-        """The distance of each client's vector, scaled to length 1, to the point, likewise: from 0 to 2."""
+    def chordal_distances(self, name: str, point: Tensor) -> list[float]:
+        """Of each client's vector from the point, both scaled to length 1: from 0 to 2."""
 
     def sharpness(self, rho: float) -> list[float]:
-        """How much a client's own loss at its end rises within `rho`, by one step along its gradient."""
+        """By how much each client's own loss rises from its end by a step of `rho` along its gradient."""
 
 
-MARKS = (0.0, 0.5, 1.0)
-"""Local steps that are recorded, as shares of a client's way: the first, the middle one, the last."""
+RECORDED_STEP_FRACTIONS = (0.0, 0.5, 1.0)
+"""The local steps that are recorded, as fractions of a client's steps: the first, the middle one, the last."""
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What a diagnostic may look at after a round."""
+class DiagnosticContext:
+    """What a diagnostic can use after a round."""
 
     x: Tensor
     """The new model."""
@@ -93,104 +90,82 @@ class Moment:
     """The model that the round's clients received."""
     server: Vars
     server_lr: float
-    landscape: Landscape
-    locals: Locals
+    loss_oracle: LossOracle
+    locals: LocalModels
     cohort: Sequence[int]
     """The clients of the last round."""
-    did: Mapping[str, Tensor]
-    """By name, the server's `step` and the clients' mean `update`, if somebody needs them."""
-    before: Mapping[str, Tensor]
-    """The same of the round before, as far as it is known."""
-    pieces: Callable[[Tensor], list[Tensor]]
-    """A vector's pieces in the shapes of the parameters."""
-    filtered: Sequence[bool]
-    """Of each piece, whether it consists of filters: biases and the parameters of normalisations do not."""
-    walk: Callable[[Algorithm, int], list[Tensor]]
-    """The points on a client's way from the new model, if it were trained by this algorithm."""
-    better: Literal["max", "min"]
-    """Which of two values of the task's metric."""
+    last_step: Mapping[str, Tensor]
+    """The server's `step` and the clients' mean `update`, if a diagnostic needs them."""
+    previous_step: Mapping[str, Tensor]
+    """The same of the round before, if known."""
+    parameter_views: Callable[[Tensor], list[Tensor]]
+    """Views of a vector in the shapes of the parameters."""
+    has_filters: Sequence[bool]
+    """Whether each parameter consists of filters; biases and parameters of normalisations do not."""
+    train_client: Callable[[Algorithm, int], list[Tensor]]
+    """The points of a client's local training from the new model, by this algorithm."""
+    best_is: Literal["max", "min"]
+    """Which values of the task's primary metric are better."""
     seed: int
 
     def noise(self, purpose: str, number: int = 0) -> Tensor:
         """Standard normal entries, the same in every round."""
-        return self._drawn(torch.randn, purpose, number)
+        return self._sample(torch.randn, purpose, number)
 
     def signs(self, purpose: str, number: int) -> Tensor:
         """Entries of -1 and 1."""
-        return self._drawn(lambda *shape, **k: torch.randint(0, 2, shape, **k).mul_(2).sub_(1), purpose, number)
+        return self._sample(lambda *shape, **k: torch.randint(0, 2, shape, **k).mul_(2).sub_(1), purpose, number)
 
-    def _drawn(self, draw: Callable[..., Tensor], purpose: str, number: int) -> Tensor:
-        source, vector = torch_generator(self.seed, f"diagnostics {purpose}", number), torch.zeros_like(self.x)
-        for piece in self.pieces(vector):
-            piece.copy_(draw(*piece.shape, generator=source))
+    def _sample(self, draw: Callable[..., Tensor], purpose: str, number: int) -> Tensor:
+        rng, vector = torch_generator(self.seed, f"diagnostics {purpose}", number), torch.zeros_like(self.x)
+        for view in self.parameter_views(vector):
+            view.copy_(draw(*view.shape, generator=rng))
         return vector
 
 
 class Diagnostic:
-    """One measurement; its keywords are its settings."""
+    """One measurement; the keywords of `__init__` are its settings."""
 
-    needs: tuple[Need, ...] = ()
-    """What of the round has to be kept for it."""
+    needs: tuple[Requirement, ...] = ()
+    """What has to be recorded of the round."""
     algorithms: tuple[str, ...] = ()
-    """Settings that hold algorithms by label, each as in a configuration."""
+    """Settings that hold algorithms by label, as in a configuration."""
     clients: tuple[str, ...] = ()
     """Settings that name a client."""
 
-    def measure(self, at: Moment) -> Values:
+    def measure(self, context: DiagnosticContext) -> Values:
         raise NotImplementedError
 
 
 diagnostics: Registry[Diagnostic] = Registry("diagnostic", Diagnostic)
 
 
-class Planned(NamedTuple):
-    """A diagnostic of a run, under the label of its configuration."""
+class ScheduledDiagnostic(NamedTuple):
+    """A diagnostic of a run with its label."""
 
     label: str
     every: int
     diagnostic: Diagnostic
 
-    def due(self, index: int) -> bool:
+    def is_due(self, index: int) -> bool:
         """After round `index`, counted from 0."""
         return (index + 1) % self.every == 0
 
 
-def norm(v: Tensor) -> float:
-    return float(length(v))
-
-
-def length(v: Tensor) -> Tensor:
-    """‖v‖ in float64, of pieces of the vector that are converted one at a time."""
-    if v.numel() <= PIECE:
-        return torch.linalg.vector_norm(v, dtype=torch.float64)
-    pieces = v.reshape(-1).split(PIECE)
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(p, dtype=torch.float64) for p in pieces]))
-
-
-PIECE = 1 << 18
-
-
-def mean(values: Sequence[float]) -> float:
-    """NaN if they are too large to be added, or infinite with both signs."""
-    try:
-        return statistics.fmean(values)
-    except (OverflowError, ValueError):
-        return math.nan
-
-
-def deviation(values: Sequence[float]) -> float:
-    """As statistics.pstdev, which wants finite numbers, and whose fractions cost more than a step of a small model."""
-    centre = mean(values)
-    return math.sqrt(mean([(value - centre) * (value - centre) for value in values]))
-
-
 def cosine(a: Tensor, b: Tensor) -> float:
     """0 if one of them is 0."""
-    lengths = norm(a) * norm(b)
-    return float(torch.dot(a.double(), b.double())) / lengths if lengths else 0.0
+    norms = norm(a) * norm(b)
+    return float(torch.dot(a.double(), b.double())) / norms if norms else 0.0
 
 
-def within(v: Tensor, rho: float) -> Tensor:
+def project_to_ball(v: Tensor, rho: float) -> Tensor:
     """The nearest point of the ball of radius `rho`."""
     length = norm(v)
     return v if length <= rho else v * (rho / length)
+
+
+def loss_grid(
+    context: DiagnosticContext, u: Tensor, v: Tensor, xs: Sequence[float], ys: Sequence[float], rows: int
+) -> list[list[float]]:
+    """The loss at w + x*u + y*v, one list per y."""
+    return [[context.loss_oracle.loss(context.x + u * x + v * y, rows) for x in xs] for y in ys]

@@ -1,4 +1,4 @@
-"""The plane in which a client's local training goes, by several methods from one model (FedGMT, Fig. 6)."""
+"""The loss in the plane of a client's local training by several methods (FedGMT, Fig. 6)."""
 
 from typing import Annotated, Any
 
@@ -6,8 +6,18 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_dist.algorithms import build
-from fl_dist.core import unit
-from fl_dist.diagnostics.base import ALL, Diagnostic, Moment, Need, SomeRows, Values, diagnostics, norm, of_client
+from fl_dist.algorithms.core import unit_vector
+from fl_dist.common.vector_math import norm
+from fl_dist.diagnostics.base import (
+    ALL_ROWS,
+    Diagnostic,
+    DiagnosticContext,
+    RowCount,
+    Values,
+    client_rows,
+    diagnostics,
+    loss_grid,
+)
 
 METHODS: dict[str, dict[str, Any]] = {
     "FedAvg": {"name": "fedavg"},
@@ -16,17 +26,17 @@ METHODS: dict[str, dict[str, Any]] = {
     "FedGMT": {"name": "fedgmt"},
 }
 MARGIN = 0.25
-"""By which the grid reaches beyond the paths, as a share of their extent."""
+"""How far the grid extends beyond the paths, as a fraction of their extent."""
 
 
-@diagnostics.register
-class Plane(Diagnostic):
-    """Local paths of one client by several methods, and the losses, its own and that of all, in the plane they span.
+@diagnostics.register_as("plane")
+class LocalPathPlane(Diagnostic):
+    """Local paths of one client by several methods, and its own loss and all clients' in the plane that they span.
 
-    Through the model and the ends of the first and of the last method; `rest` is how far a path leaves it.
+    It passes through the model and the ends of the first and the last method; `rest` is how far a path leaves it.
     """
 
-    needs: tuple[Need, ...] = ("walk",)
+    needs = ("train_client",)
     algorithms = ("methods",)
     clients = ("client",)
 
@@ -39,34 +49,31 @@ class Plane(Diagnostic):
             Field(min_length=2, description=f"label: algorithm, as in a configuration; null: {', '.join(METHODS)}"),
         ] = None,
         points: Annotated[int, Field(ge=2, le=1001, description="of the grid, in each direction")] = 21,
-        rows: SomeRows = None,
+        rows: RowCount = None,
     ) -> None:
-        self.client, self.points, self.rows = client, points, rows or ALL
+        self.client, self.points, self.rows = client, points, rows or ALL_ROWS
         self.methods = {
-            label: build({"name": given} if isinstance(given, str) else given)
-            for label, given in (methods or METHODS).items()
+            label: build({"name": algorithm} if isinstance(algorithm, str) else algorithm)
+            for label, algorithm in (methods or METHODS).items()
         }
 
-    def measure(self, at: Moment) -> Values:
-        client = at.cohort[0] if self.client is None else self.client
-        paths = {label: at.walk(algorithm, client) for label, algorithm in self.methods.items()}
+    def measure(self, context: DiagnosticContext) -> Values:
+        client = context.cohort[0] if self.client is None else self.client
+        paths = {label: context.train_client(algorithm, client) for label, algorithm in self.methods.items()}
         first, *_, last = paths.values()
-        u = unit(first[-1] - at.x)
-        v = last[-1] - at.x
-        v = unit(v - u * u.dot(v))
-        told = {label: _followed(path, at.x, u, v) for label, path in paths.items()}
-        xs, ys = (self._axis([p for path in told.values() for p in path[axis]]) for axis in ("x", "y"))
+        u = unit_vector(first[-1] - context.x)
+        v = last[-1] - context.x
+        v = unit_vector(v - u * u.dot(v))
+        projected = {label: _project_path(path, context.x, u, v) for label, path in paths.items()}
+        xs, ys = (self._axis([p for path in projected.values() for p in path[axis]]) for axis in ("x", "y"))
         return {
             "x": xs,
             "y": ys,
             "client": client,
-            "client_loss": self._losses(at, u, v, xs, ys, of_client(client)),
-            "global_loss": self._losses(at, u, v, xs, ys, self.rows),
-            "paths": told,
+            "client_loss": loss_grid(context, u, v, xs, ys, client_rows(client)),
+            "global_loss": loss_grid(context, u, v, xs, ys, self.rows),
+            "paths": projected,
         }
-
-    def _losses(self, at: Moment, u: Tensor, v: Tensor, xs: list[float], ys: list[float], rows: int) -> Any:
-        return [[at.landscape.loss(at.x + u * x + v * y, rows) for x in xs] for y in ys]
 
     def _axis(self, values: list[float]) -> list[float]:
         low, high = min(values), max(values)
@@ -75,9 +82,9 @@ class Plane(Diagnostic):
         return [low + (high - low) * k / (self.points - 1) for k in range(self.points)]
 
 
-def _followed(path: list[Tensor], x: Tensor, u: Tensor, v: Tensor) -> dict[str, Any]:
-    """A path's places in the plane, and how far it goes from it."""
+def _project_path(path: list[Tensor], x: Tensor, u: Tensor, v: Tensor) -> dict[str, Any]:
+    """A path's coordinates in the plane, and its largest distance from it."""
     steps = [point - x for point in path]
-    places = [(float(u.dot(step)), float(v.dot(step))) for step in steps]
-    rests = [norm(step - u * a - v * b) for step, (a, b) in zip(steps, places, strict=True)]
-    return {"x": [a for a, _ in places], "y": [b for _, b in places], "rest": max(rests)}
+    coordinates = [(float(u.dot(step)), float(v.dot(step))) for step in steps]
+    rests = [norm(step - u * a - v * b) for step, (a, b) in zip(steps, coordinates, strict=True)]
+    return {"x": [a for a, _ in coordinates], "y": [b for _, b in coordinates], "rest": max(rests)}

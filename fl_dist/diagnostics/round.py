@@ -1,95 +1,104 @@
-"""What the clients of a round did: how far apart they ended, how flat it is there, where they looked."""
+"""The clients of a round: how far apart they ended, how flat the loss is there, where they perturbed to."""
 
 import statistics
 
 import torch
 
-from fl_dist.core import unit
-from fl_dist.diagnostics.base import MARKS, Diagnostic, Moment, Need, Radius, Values, cosine, diagnostics, norm
+from fl_dist.algorithms.core import unit_vector
+from fl_dist.common.vector_math import norm
+from fl_dist.diagnostics.base import (
+    RECORDED_STEP_FRACTIONS,
+    Diagnostic,
+    DiagnosticContext,
+    Radius,
+    Values,
+    cosine,
+    diagnostics,
+)
 
 
 @diagnostics.register_as("flatness_distance")
 class FlatnessDistance(Diagnostic):
-    """How far apart the local models ended (FedNSAM, Eq. 4), and how far from the new model: mean squared distances."""
+    """Mean squared distance of the local models from their mean (FedNSAM, Eq. 4), and from the new model."""
 
-    needs: tuple[Need, ...] = ("ends",)
+    needs = ("ends",)
 
-    def measure(self, at: Moment) -> Values:
-        middle = at.locals.mean("end")
+    def measure(self, context: DiagnosticContext) -> Values:
+        centre = context.locals.mean("end")
         return {
-            "distance": statistics.fmean(d**2 for d in at.locals.distances("end", middle)),
-            "divergence": statistics.fmean(d**2 for d in at.locals.distances("end", at.x)),
+            "distance": statistics.fmean(d**2 for d in context.locals.distances("end", centre)),
+            "divergence": statistics.fmean(d**2 for d in context.locals.distances("end", context.x)),
         }
 
 
 @diagnostics.register_as("flatness_discrepancy")
 class FlatnessDiscrepancy(Diagnostic):
-    """How much sharper or flatter the new model is for all than local models were for their clients (FedGF, Eq. 7)."""
+    """Sharpness of all clients' loss at the new model against that of local losses at local models (FedGF, Eq. 7)."""
 
-    needs: tuple[Need, ...] = ("ends",)
+    needs = ("ends",)
 
     def __init__(self, *, rho: Radius = 0.05) -> None:
         self.rho = rho
 
-    def measure(self, at: Moment) -> Values:
-        top = at.x + unit(at.landscape.gradient(at.x)) * self.rho
-        everyone = at.landscape.loss(top) - at.landscape.loss(at.x)
-        rises, sizes = at.locals.sharpness(self.rho), at.locals.sizes
-        own = sum(n * rise for n, rise in zip(sizes, rises, strict=True)) / sum(sizes)
-        return {"discrepancy": abs(everyone - own), "global": everyone, "local": own}
+    def measure(self, context: DiagnosticContext) -> Values:
+        oracle, x = context.loss_oracle, context.x
+        global_ = oracle.loss(x + unit_vector(oracle.gradient(x)) * self.rho) - oracle.loss(x)
+        sharpness, sizes = context.locals.sharpness(self.rho), context.locals.sizes
+        local = sum(n * value for n, value in zip(sizes, sharpness, strict=True)) / sum(sizes)
+        return {"discrepancy": abs(global_ - local), "global": global_, "local": local}
 
 
 @diagnostics.register_as("perturbation_drift")
 class PerturbationDrift(Diagnostic):
-    """How far the clients' perturbations point from where the loss of all rises (FedLESAM): 0 the same way, 1 opposite.
+    """Distance of the clients' perturbations from the gradient of all clients' loss (FedLESAM): 0 parallel, 1 opposite.
 
-    Over the first, the middle and the last local step of the clients that perturb; None if there are none.
+    The mean over the first, the middle and the last local step of the clients that perturb; None if there are none.
     """
 
-    needs: tuple[Need, ...] = ("steps",)
+    needs = ("steps",)
 
-    def measure(self, at: Moment) -> Values:
-        chords: list[float] = []
-        who: set[int] = set()
-        for k in range(len(MARKS)):
-            perturb = _perturbing(at, k)
-            if perturb:
-                virtual = at.start + (at.locals.mean(f"y{k}") - at.start) * at.server_lr
-                found = at.locals.chords(f"delta{k}", at.landscape.gradient(virtual))
-                chords += [found[place] for place in perturb]
-            who |= set(perturb)
-        return {"drift": statistics.fmean(chords) / 2 if chords else None, "perturbing": len(who)}
+    def measure(self, context: DiagnosticContext) -> Values:
+        distances: list[float] = []
+        perturbing: set[int] = set()
+        for k in range(len(RECORDED_STEP_FRACTIONS)):
+            positions = _perturbing_clients(context, k)
+            if positions:
+                virtual = context.start + (context.locals.mean(f"y{k}") - context.start) * context.server_lr
+                chordal = context.locals.chordal_distances(f"delta{k}", context.loss_oracle.gradient(virtual))
+                distances += [chordal[position] for position in positions]
+            perturbing |= set(positions)
+        return {"drift": statistics.fmean(distances) / 2 if distances else None, "perturbing": len(perturbing)}
 
 
 @diagnostics.register
 class Directions(Diagnostic):
-    """Lengths and cosines: of the mean update, the server's step, its variables, and clients' first perturbations."""
+    """Norms and cosines of the mean update, the server's step, its variables and clients' first perturbations."""
 
-    needs: tuple[Need, ...] = ("previous step", "steps")
+    needs = ("previous step", "steps")
 
-    def measure(self, at: Moment) -> Values:
-        kept = {n: v for n, v in vars(at.server).items() if n != "x" and v.shape == at.x.shape}
-        values: Values = {f"norm_{name}": norm(v) for name, v in kept.items()}
-        for what, did in at.did.items():
-            values[f"norm_{what}"] = norm(did)
-            if what in at.before:
-                values[f"cosine_{what}_before"] = cosine(did, at.before[what])
-            values |= {f"cosine_{what}_{name}": cosine(did, v) for name, v in kept.items()}
-        return values | {"cosine_perturbation": self._perturbation(at)}
+    def measure(self, context: DiagnosticContext) -> Values:
+        variables = {n: v for n, v in vars(context.server).items() if n != "x" and v.shape == context.x.shape}
+        values: Values = {f"norm_{name}": norm(v) for name, v in variables.items()}
+        for kind, step in context.last_step.items():
+            values[f"norm_{kind}"] = norm(step)
+            if kind in context.previous_step:
+                values[f"cosine_{kind}_before"] = cosine(step, context.previous_step[kind])
+            values |= {f"cosine_{kind}_{name}": cosine(step, v) for name, v in variables.items()}
+        return values | {"cosine_perturbation": self._perturbation_cosine(context)}
 
-    def _perturbation(self, at: Moment) -> float | None:
+    def _perturbation_cosine(self, context: DiagnosticContext) -> float | None:
         """With the gradient of all clients' loss; the mean over the clients that perturb, None if there are none."""
-        perturb = _perturbing(at, 0)
-        if not perturb:
+        positions = _perturbing_clients(context, 0)
+        if not positions:
             return None
-        gradient = at.landscape.gradient(at.start)
+        gradient = context.loss_oracle.gradient(context.start)
         if not norm(gradient):
             return 0.0
-        chords = at.locals.chords("delta0", gradient)
-        return statistics.fmean(1 - chords[place] ** 2 / 2 for place in perturb)
+        distances = context.locals.chordal_distances("delta0", gradient)
+        return statistics.fmean(1 - distances[position] ** 2 / 2 for position in positions)
 
 
-def _perturbing(at: Moment, mark: int) -> list[int]:
-    """Places of the clients that perturbed at this mark: one that does not has no direction."""
-    lengths = at.locals.distances(f"delta{mark}", torch.zeros_like(at.x))
-    return [place for place, length in enumerate(lengths) if length]
+def _perturbing_clients(context: DiagnosticContext, k: int) -> list[int]:
+    """Positions of the clients whose perturbation at the k-th recorded step is not 0."""
+    lengths = context.locals.distances(f"delta{k}", torch.zeros_like(context.x))
+    return [position for position, length in enumerate(lengths) if length]

@@ -5,7 +5,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.diagnostics.base import ALL, TEST, Diagnostic, Moment, SomeRows, Values, diagnostics
+from fl_dist.diagnostics.base import (
+    ALL_ROWS,
+    TEST_ROWS,
+    Diagnostic,
+    DiagnosticContext,
+    RowCount,
+    Values,
+    diagnostics,
+    loss_grid,
+)
 
 
 @diagnostics.register
@@ -21,31 +30,33 @@ class Surface(Diagnostic):
         on: Annotated[Literal["train", "test"], Field(description="whose loss: the clients' rows or the test rows")] = (
             "train"
         ),
-        rows: SomeRows = None,
+        rows: RowCount = None,
     ) -> None:
         self.grid = [span * (2 * k / (points - 1) - 1) for k in range(points)]
-        self.orthogonal, self.rows = orthogonal, TEST if on == "test" else rows or ALL
+        self.orthogonal, self.rows = orthogonal, TEST_ROWS if on == "test" else rows or ALL_ROWS
 
-    def measure(self, at: Moment) -> Values:
-        a, b = self.directions(at)
-        losses = [[at.landscape.loss(at.x + a * x + b * y, self.rows) for x in self.grid] for y in self.grid]
+    def measure(self, context: DiagnosticContext) -> Values:
+        a, b = self.directions(context)
+        losses = loss_grid(context, a, b, self.grid, self.grid, self.rows)
         return {"x": self.grid, "y": self.grid, "loss": losses}
 
-    def directions(self, at: Moment) -> tuple[Tensor, Tensor]:
-        a, b = at.noise("surface", 0), at.noise("surface", 1)
+    def directions(self, context: DiagnosticContext) -> tuple[Tensor, Tensor]:
+        a, b = context.noise("surface", 0), context.noise("surface", 1)
         if self.orthogonal:
             b = b - a * (a.dot(b) / a.dot(a))
-        return _scaled(at, a), _scaled(at, b)
+        return _scale_filters(context, a), _scale_filters(context, b)
 
 
-def _scaled(at: Moment, direction: Tensor) -> Tensor:
-    """Each filter as long as the model's; nothing along biases and the parameters of normalisations."""
+def _scale_filters(context: DiagnosticContext, direction: Tensor) -> Tensor:
+    """Each filter as long as the model's; 0 for biases and parameters of normalisations."""
     direction = direction.clone()
-    for piece, own, filtered in zip(at.pieces(direction), at.pieces(at.x), at.filtered, strict=True):
-        if not filtered:
-            piece.zero_()
+    for view, own, has_filters in zip(
+        context.parameter_views(direction), context.parameter_views(context.x), context.has_filters, strict=True
+    ):
+        if not has_filters:
+            view.zero_()
             continue
-        filters, lengths = piece.flatten(1), own.flatten(1).norm(dim=1, keepdim=True)
-        present = filters.norm(dim=1, keepdim=True)
-        filters.mul_(lengths / present.where(present > 0, 1.0))
+        filters, target = view.flatten(1), own.flatten(1).norm(dim=1, keepdim=True)
+        current = filters.norm(dim=1, keepdim=True)
+        filters.mul_(target / current.where(current > 0, 1.0))
     return direction

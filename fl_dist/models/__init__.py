@@ -1,18 +1,22 @@
-"""Models, one file a family; weights.py says where their weights come from."""
+"""Models, one file per family. A new file in this folder registers itself by being here."""
 
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from fl_dist.models import cnn, emnist, fasttext, lenet, mlp, resnet, timm, vgg, vit  # noqa: F401  (importing a family registers it)
+from fl_dist.common.errors import ModelError
+from fl_dist.common.registry import import_submodules
 from fl_dist.models.base import models
-from fl_dist.models.weights import choose_trained, load_init, load_pretrained, taken_over
+from fl_dist.models.blocks import split_off_dense
+from fl_dist.models.kernels import allow_first_order_kernels, differentiable_rnn, second_order
+from fl_dist.models.weights import describe_pretrained, freeze_except, load_init, load_pretrained
 
-__all__ = ["MadeFor", "build_model", "load_init", "models", "taken_over"]
+import_submodules(__name__)
+__all__ = ["build_model", "describe_pretrained", "differentiable_rnn", "models", "second_order", "split_off_dense"]
 
 
-class MadeFor(NamedTuple):
+class ModelInterface(NamedTuple):
     """What a model has to fit."""
 
     shape: tuple[int, ...]
@@ -21,18 +25,25 @@ class MadeFor(NamedTuple):
     vocabulary: int = 0
 
 
-def build_model(section: dict[str, Any], fit: MadeFor, dtype: torch.dtype) -> nn.Module:
-    """The model of a configuration's section, with its first weights; frozen is what is not trained."""
+def build_model(
+    section: dict[str, Any], interface: ModelInterface, dtype: torch.dtype, for_training: bool = False
+) -> nn.Module:
+    """The model of a configuration's section with its initial weights; what is not trained is frozen.
+
+    `for_training`: it may use kernels that can be differentiated once only, except within `second_order`.
+    """
     settings = dict(section)
     name, init, pretrained, train = (settings.pop(key, None) for key in ("name", "init", "pretrained", "train"))
-    supplied = fit._asdict() | {"classes": fit.outputs}
+    supplied = interface._asdict() | {"classes": interface.outputs}
     module = models.build(name, settings, **supplied).to(dtype)
     if pretrained is not None and init is not None:
-        raise ValueError("model.init holds every parameter: give either that or model.pretrained")
+        raise ModelError("model.init holds every parameter: set either that or model.pretrained")
     if pretrained is not None:
         load_pretrained(module, pretrained)
     if init is not None:
         load_init(module, init)
     if train is not None:
-        choose_trained(module, train)
+        freeze_except(module, train)
+    if for_training:
+        allow_first_order_kernels(module)
     return module

@@ -1,10 +1,25 @@
-"""The table of models."""
+"""The registry of models."""
 
 from torch import nn
 
+from fl_dist.common.errors import ModelError
 from fl_dist.common.registry import Registry
 
-# `outputs` is how many numbers the module has to give for a row (classes, targets) or a token (the vocabulary);
+# `outputs` is how many numbers the module has to return for a row (classes, targets) or a token (the vocabulary);
 # `classes` is the same number under the name that a classifier would use. Rows of ids have 0 to `vocabulary` - 1; it is
 # 0 for numbers.
 models: Registry[nn.Module] = Registry("model", nn.Module, supplied=("shape", "outputs", "classes", "vocabulary"))
+
+
+def require_images(name: str, shape: tuple[int, ...], min_pixels: int = 1, instead: str = "mlp") -> None:
+    """ModelError unless rows are images [C, H, W] of at least `min_pixels` in height and width."""
+    if len(shape) != 3 or min(shape[1:]) < min_pixels:
+        least = f" of at least {min_pixels}x{min_pixels}" if min_pixels > 1 else ""
+        raise ModelError(f"model {name} needs images [C, H, W]{least}, not {list(shape)}; use model {instead}")
+
+
+def norm_layer(kind: str, channels: int) -> nn.Module:
+    """GroupNorm has two groups, as in the papers' ResNets."""
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    return nn.GroupNorm(2, channels) if kind == "group" else nn.Identity()

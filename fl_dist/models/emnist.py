@@ -3,15 +3,14 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_dist.models.base import models
-from fl_dist.models.blocks import Blocks, blocked
+from fl_dist.models.base import models, require_images
+from fl_dist.models.blocks import BlockedModule, Blocks, to_dense
 
 
-class EmnistCNN(nn.Module):
+class EmnistCNN(BlockedModule):
     def __init__(self, shape: tuple[int, ...], outputs: int, blocks: bool) -> None:
-        super().__init__()
+        super().__init__(blocks)
         channels, height, width = shape
-        self.blocks = blocks
         self.conv1 = nn.Conv2d(channels, 32, 3)
         self.conv2 = nn.Conv2d(32, 64, 3)
         self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
@@ -19,15 +18,13 @@ class EmnistCNN(nn.Module):
         self.fc2 = nn.Linear(128, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = blocked(x) if self.blocks else x
-        x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2, 2)
-        x = self.dropout1(x.to_dense())
+        x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(self.to_blocks(x))))), 2, 2)
+        x = self.dropout1(to_dense(x))
         return self.fc2(self.dropout2(F.relu(self.fc1(x.flatten(1)))))
 
 
 @models.register
 def emnist_cnn(shape: tuple[int, ...], outputs: int, *, blocks: Blocks = True) -> nn.Module:
     """Two 3x3 convolutions, dropout, two layers; 1,206,590 parameters for 1x28x28 and 62 classes."""
-    if len(shape) != 3 or min(shape[1:]) < 6:
-        raise ValueError(f"model emnist_cnn needs images [C, H, W] of at least 6x6, not {list(shape)}; use model mlp")
+    require_images("emnist_cnn", shape, 6)
     return EmnistCNN(shape, outputs, blocks)

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor, nn
 
+from fl_dist.common.errors import ModelError
 from fl_dist.models.base import models
 
 PADDING = 0
@@ -32,5 +33,5 @@ def fasttext(
 ) -> nn.Module:
     """The mean of the tokens' vectors and two layers; 3,157,508 parameters for AG News (98,635 tokens, 4 classes)."""
     if len(shape) != 1 or not vocabulary:
-        raise ValueError(f"model fasttext needs rows of tokens [length], not {list(shape)} of numbers; use model mlp")
+        raise ModelError(f"model fasttext needs rows of tokens [length], not {list(shape)} of numbers; use model mlp")
     return FastText(vocabulary, width, outputs)

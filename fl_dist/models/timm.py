@@ -8,17 +8,19 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fl_dist.common.words import message, nearest, shortened
-from fl_dist.models.base import models
+from fl_dist.common.errors import ModelError, error_message
+from fl_dist.common.formatting import shorten, suggest
+from fl_dist.models.base import models, require_images
 
-SCALE = 2.0
-"""Of the adapters' product: alpha over the rank, with an alpha of twice the rank as in FedNSAM's code (32 and 16)."""
+LORA_SCALE = 2.0
+"""alpha/rank of the adapters; FedNSAM's code has alpha 32 and rank 16."""
 
 
 class LoRA(nn.Linear):
-    """A linear layer plus a product of low rank; `weight` and `bias` are the layer's own, and keep their names.
+    """A linear layer plus a low-rank product.
 
-    So a file of weights that was made without adapters fits. Those are called weights, too: FedASAM scales by the name.
+    `weight` and `bias` keep their names, so that a file of weights without adapters fits. The adapters are called
+    weights too, because FedASAM scales by name.
     """
 
     def __init__(self, layer: nn.Linear, rank: int) -> None:
@@ -29,7 +31,7 @@ class LoRA(nn.Linear):
         nn.init.kaiming_uniform_(self.weight_a, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + SCALE * F.linear(F.linear(x, self.weight_a), self.weight_b)
+        return super().forward(x) + LORA_SCALE * F.linear(F.linear(x, self.weight_a), self.weight_b)
 
 
 @models.register
@@ -39,48 +41,48 @@ def timm(
     *,
     model: Annotated[str, Field(description="timm's name of an architecture")] = "vit_base_patch16_224",
     lora: Annotated[
-        int,
-        Field(ge=0, le=10**4, description="rank of adapters on qkv and proj, trained with the head only; 0: none"),
+        int, Field(ge=0, le=10**4, description="rank of adapters on qkv and proj, trained with the head only; 0: none")
     ] = 0,
 ) -> nn.Module:
     """A network of timm without dropout; weights come from model.pretrained. ViT-B/16: 85,952,456 for 200 classes."""
-    if len(shape) != 3:
-        raise ValueError(f"model timm needs images [C, H, W], not {list(shape)}; use model mlp")
-    module = _create(_package(), model, shape, outputs)
-    if lora and not _adapt(module, lora):
-        raise ValueError(f"model timm: {model} has no attention with layers qkv and proj; set model.lora to 0")
+    require_images("timm", shape)
+    module = _create_network(_import_timm(), model, shape, outputs)
+    if lora and not _add_adapters(module, lora):
+        raise ModelError(f"model timm: {model} has no attention with layers qkv and proj; set model.lora to 0")
     return module
 
 
-def _package() -> Any:
-    """The package, which looks nothing up in a hub unless the user's environment says that it may."""
+def _import_timm() -> Any:
+    """The package; it asks no hub unless the user's environment allows that."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         import timm
     except ImportError:
-        raise ValueError("model timm needs the package timm: pip install timm") from None
-    except RuntimeError as error:  # of operators that are missing
-        raise ValueError(
-            f"timm cannot be imported ({message(error)}); install the torchvision that was built for this torch"
+        raise ModelError("model timm needs the package timm: pip install timm") from None
+    except RuntimeError as error:  # missing operators
+        raise ModelError(
+            f"timm cannot be imported ({error_message(error)}); install the torchvision that was built for this torch"
         ) from None
     return timm
 
 
-def _create(package: Any, name: str, shape: tuple[int, ...], outputs: int) -> nn.Module:
+def _create_network(package: Any, name: str, shape: tuple[int, ...], outputs: int) -> nn.Module:
     known = package.list_models()
     if name not in known:
-        raise ValueError(f"model timm: timm has no model {shortened(name)!r}; {shortened(nearest(name, known))}")
-    # Other networks take images of any size, and no such argument.
+        raise ModelError(f"model timm: timm has no model {shorten(name)!r}; {shorten(suggest(name, known))}")
+    # Networks for images of any size do not have this argument.
     size = {"img_size": shape[1:]} if package.get_pretrained_cfg(name).fixed_input_size else {}
     options = {"num_classes": outputs, "in_chans": shape[0], "drop_rate": 0.0, "drop_path_rate": 0.0}
     try:
         return package.create_model(name, pretrained=False, **options, **size)
     except Exception as error:
-        raise ValueError(f"model timm: {name} cannot be built for images {list(shape)}: {message(error)}") from error
+        raise ModelError(
+            f"model timm: {name} cannot be built for images {list(shape)}: {error_message(error)}"
+        ) from error
 
 
-def _adapt(module: Any, rank: int) -> bool:
-    """Freeze all but the head, and add adapters to the attention; False: there is none that they could be added to."""
+def _add_adapters(module: Any, rank: int) -> bool:
+    """Freeze all but the head and add adapters to attention layers; False if there are none."""
     module.requires_grad_(False)
     attentions = [part for part in module.modules() if _is_attention(part)]
     for attention in attentions:
@@ -93,5 +95,5 @@ def _adapt(module: Any, rank: int) -> bool:
 
 def _is_attention(part: nn.Module) -> bool:
     layers = (getattr(part, name, None) for name in ("qkv", "proj"))
-    # Where the bias of q and v is apart, timm takes qkv's weight and does not call the layer.
+    # With separate biases of q and v, timm uses qkv's weight without calling the layer.
     return all(isinstance(layer, nn.Linear) for layer in layers) and getattr(part, "q_bias", None) is None

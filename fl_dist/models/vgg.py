@@ -6,12 +6,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fl_dist.models.base import models
+from fl_dist.models.base import models, require_images
 
 LAYERS = ((64,), (128,), (256, 256), (512, 512), (512, 512))
-"""Channels of the convolutions between two pools of 2."""
-FEW = 10
-"""Classes up to which the published networks have a hidden layer of 100 units, and beyond which of 256."""
+"""Channels of the convolutions; each group ends with a pool of 2."""
 
 
 class VGG(nn.Module):
@@ -37,12 +35,11 @@ def vgg11(
     outputs: int,
     *,
     hidden: Annotated[
-        int | None,
-        Field(ge=1, le=10**6, description="units before the last layer; null: 100, for over 10 classes 256"),
+        int | None, Field(ge=1, le=10**6, description="units before the last layer; null: 100, for over 10 classes 256")
     ] = None,
 ) -> nn.Module:
     """Eight convolutions and two layers; 9,272,790 parameters for 3x32x32 and 10 classes, 9,377,508 for 100."""
-    if len(shape) != 3 or min(shape[1:]) < 32:
-        raise ValueError(f"model vgg11 needs images [C, H, W] of at least 32x32, not {list(shape)}; use model cnn")
+    require_images("vgg11", shape, 32, "cnn")
     positions = (shape[1] // 32) * (shape[2] // 32)
-    return VGG(shape[0], positions, hidden or (100 if outputs <= FEW else 256), outputs)
+    # The published networks have 100 hidden units for 10 classes and 256 for 100.
+    return VGG(shape[0], positions, hidden or (100 if outputs <= 10 else 256), outputs)

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fl_dist.common.errors import ModelError
 from fl_dist.models.base import models
 
 PATCH, DIM, HEADS, BLOCKS = 4, 384, 8, 2
@@ -46,11 +47,11 @@ class ViT(nn.Module):
         self.coordinator = nn.Linear(DIM, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks(self.embed(patches(x)) + self.position)
+        x = self.blocks(self.embed(to_patches(x)) + self.position)
         return self.coordinator(self.norm(x.mean(1)))
 
 
-def patches(x: Tensor) -> Tensor:
+def to_patches(x: Tensor) -> Tensor:
     """Images [n, C, H, W] as tokens [n, H*W/16, C*16], row by row."""
     n, channels, height, width = x.shape
     x = x.reshape(n, channels, height // PATCH, PATCH, width // PATCH, PATCH)
@@ -61,7 +62,7 @@ def patches(x: Tensor) -> Tensor:
 def vit_cifar(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """A transformer of two blocks on 4x4 patches; 1,825,162 parameters for 3x32x32 and 10 classes."""
     if len(shape) != 3 or shape[1] % PATCH or shape[2] % PATCH:
-        raise ValueError(
+        raise ModelError(
             f"model vit_cifar needs images [C, H, W] with H and W multiples of {PATCH}, not {list(shape)};"
             " use model mlp"
         )

@@ -1,1 +1,1 @@
-"""Runs as one page of HTML that needs nothing else, or that follows them as they go on."""
+"""Runs as one page of HTML that needs nothing else, or that follows them while they run."""

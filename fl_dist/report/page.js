@@ -1,25 +1,23 @@
 "use strict";
 
 (() => {
-  const AXES = { rounds: "round", gigabytes: "sent to and from clients (GB)", passes: "passes", minutes: "minutes",
-    local_minutes: "minutes of local training" };
-  const REST = { least: 2000, most: 10000, times: 3 }; // milliseconds between two questions, and how often the answer's own
+  const POLL = { min: 2000, max: 10000, factor: 3 }; // milliseconds between two requests; factor of the response time
   const HEIGHTS = { small: 210, wide: 320, "": 280 };
-  const PAPER = 660; // pixels across a printed page
-  const LIGHT = { ink: "#1c2126", faint: "#626b74", rule: "#e4e7ea" };
-  const DARK = { ink: "#e4e7ea", faint: "#9aa4ad", rule: "#30363c" };
+  const PRINT_WIDTH = 660; // pixels across a printed page
+  const LIGHT = { text: "#1c2126", muted: "#626b74", grid: "#e4e7ea" };
+  const DARK = { text: "#e4e7ea", muted: "#9aa4ad", grid: "#30363c" };
 
   const $ = (id) => document.getElementById(id);
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const charts = new Map(); // by name: what is on the page
-  const chosen = new Map(); // by the name of a choice: the label that was chosen
-  const hidden = new Set(); // names of rows that are not drawn
+  const charts = new Map(); // by name: those on the page
+  const chosen = new Map(); // by the name of a choice: its label
+  const hidden = new Set(); // rows that are not drawn
   const shownSections = new Map(); // by id: what it was built from
   let data = JSON.parse($("data").textContent);
   let axis = "rounds";
   let printing = false;
 
-  function make(tag, attributes = {}, ...children) {
+  function element(tag, attributes = {}, ...children) {
     const node = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
     node.append(...children);
@@ -28,7 +26,7 @@
 
   // Charts
 
-  const seen = new IntersectionObserver(
+  const observer = new IntersectionObserver(
     (entries) => {
       for (const entry of entries) {
         const chart = charts.get(entry.target.dataset.name);
@@ -40,22 +38,22 @@
   );
 
   function chartNode(name, kind) {
-    const known = charts.get(name);
-    if (known) return known.node;
-    const plot = make("div", { class: "plot" });
-    const node = make("figure", {}, make("figcaption"), plot);
+    const existing = charts.get(name);
+    if (existing) return existing.node;
+    const plot = element("div", { class: "plot" });
+    const node = element("figure", {}, element("figcaption"), plot);
     node.dataset.name = name;
     const figure = data.figures[name];
     plot.style.height = `${figure.height || HEIGHTS[kind]}px`;
     charts.set(name, { name, kind, node, plot, stale: true, visible: false });
-    seen.observe(node);
+    observer.observe(node);
     return node;
   }
 
-  function forget(name) {
+  function removeChart(name) {
     const chart = charts.get(name);
     if (!chart) return;
-    seen.unobserve(chart.node);
+    observer.unobserve(chart.node);
     Plotly.purge(chart.plot);
     charts.delete(name);
   }
@@ -66,100 +64,100 @@
     chart.stale = false;
     const height = figure.height || HEIGHTS[chart.kind];
     chart.plot.style.height = `${height}px`;
-    const without = new Set();
-    const traces = figure.data.map((trace) => drawn(trace, figure, without)).filter(Boolean);
-    caption(chart, figure, without);
+    const unknown = new Set();
+    const traces = figure.data.map((trace) => prepareTrace(trace, figure, unknown)).filter(Boolean);
+    caption(chart, figure, unknown);
     const buttons = ["toImage", figure.layout.scene ? "resetCameraDefault3d" : "resetScale2d"];
     const config = { responsive: true, displaylogo: false, modeBarButtons: [buttons] };
-    const made = layout(figure);
-    if (printing) made.width = Math.min(chart.plot.clientWidth, PAPER);
-    Plotly.react(chart.plot, traces, made, config);
+    const settings = layout(figure);
+    if (printing) settings.width = Math.min(chart.plot.clientWidth, PRINT_WIDTH);
+    Plotly.react(chart.plot, traces, settings, config);
   }
 
-  function caption(chart, figure, without) {
+  function caption(chart, figure, unknown) {
     const head = chart.node.firstChild;
     head.replaceChildren(figure.title);
-    if (without.size) {
-      head.append(make("span", { class: "note" }, `${axis} unknown: ${[...without].join(", ")}`));
+    if (unknown.size) {
+      head.append(element("span", { class: "note" }, `${axis} unknown: ${[...unknown].join(", ")}`));
     }
-    if (figure.keys) head.append(make("div", { class: "keys" }, ...figure.keys.map(keyNode)));
+    if (figure.keys) head.append(element("div", { class: "keys" }, ...figure.keys.map(keyNode)));
   }
 
   function keyNode([name, colour]) {
-    const swatch = make("i");
-    swatch.style.background = visible(colour);
-    return make("span", {}, swatch, name);
+    const swatch = element("i");
+    swatch.style.background = cssColour(colour);
+    return element("span", {}, swatch, name);
   }
 
-  function drawn(trace, figure, without) {
+  function prepareTrace(trace, figure, unknown) {
     const copy = { ...trace };
     if (hidden.has(trace.legendgroup)) copy.visible = false;
-    if (figure.over && axis !== "rounds") {
-      const places = data.places[trace.meta.place];
-      if (!places || !places[axis]) {
-        without.add(trace.legendgroup);
+    if (figure.overRounds && axis !== "rounds") {
+      const axes = data.axes[trace.meta.axes];
+      if (!axes || !axes[axis]) {
+        unknown.add(trace.legendgroup);
         return null;
       }
-      copy.x = trace.x.map((round) => between(places.rounds, places[axis], round));
+      copy.x = trace.x.map((round) => interpolate(axes.rounds, axes[axis], round));
     }
-    return theme() === DARK ? recoloured(copy) : copy;
+    return theme() === DARK ? recolour(copy) : copy;
   }
 
-  // Where a round lies, from the places of rounds before and after it.
-  function between(rounds, places, round) {
+  // The value at a round, from those at the rounds before and after it.
+  function interpolate(rounds, values, round) {
     let low = 0;
     let high = rounds.length - 1;
-    if (round <= rounds[low]) return places[low];
-    if (round >= rounds[high]) return places[high];
+    if (round <= rounds[low]) return values[low];
+    if (round >= rounds[high]) return values[high];
     while (high - low > 1) {
       const middle = (low + high) >> 1;
       if (rounds[middle] <= round) low = middle;
       else high = middle;
     }
     const share = (round - rounds[low]) / (rounds[high] - rounds[low]);
-    return places[low] + share * (places[high] - places[low]);
+    return values[low] + share * (values[high] - values[low]);
   }
 
-  function recoloured(value) {
-    if (typeof value === "string") return data.dark[value] || value;
+  function recolour(value) {
+    if (typeof value === "string") return data.darkColours[value] || value;
     if (value === null || typeof value !== "object" || Array.isArray(value)) return value;
-    return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, recoloured(inner)]));
+    return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, recolour(inner)]));
   }
 
-  // Outside of charts: what dark ground would hide is drawn like text.
-  const visible = (colour) => (colour in data.dark ? "currentColor" : colour);
+  // Outside of charts: what a dark background would hide has the colour of text.
+  const cssColour = (colour) => (colour in data.darkColours ? "currentColor" : colour);
 
   const theme = () => (dark.matches && !printing ? DARK : LIGHT);
 
   function layout(figure) {
-    const { ink, faint, rule } = theme();
+    const { text, muted, grid } = theme();
     const own = figure.layout;
-    const line = { gridcolor: rule, zeroline: false, linecolor: faint, tickfont: { color: faint }, automargin: true };
-    const made = {
+    const line = { gridcolor: grid, zeroline: false, linecolor: muted, tickfont: { color: muted }, automargin: true };
+    const result = {
       ...own,
-      font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif", size: 11.5, color: ink },
+      font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif", size: 11.5, color: text },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       margin: { l: 46, r: 12, t: 10, b: 40 },
       hoverlabel: { align: "left", namelength: -1 },
       hovermode: "closest",
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: faint, activecolor: ink },
-      uirevision: figure.over ? axis : "same",
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: text },
+      uirevision: figure.overRounds ? axis : "same",
       showlegend: false,
       autosize: true,
     };
-    for (const name of Object.keys(own).filter((key) => /^[xy]axis\d*$/.test(key))) made[name] = { ...line, ...own[name] };
-    made.xaxis = { ...line, ...(own.xaxis || {}) };
-    made.yaxis = { ...line, ...(own.yaxis || {}) };
-    if (figure.over) made.xaxis.title = { text: AXES[axis], standoff: 6 };
-    if (figure.over) made.xaxis.rangemode = "tozero";
+    for (const name of Object.keys(own).filter((key) => /^[xy]axis\d*$/.test(key))) result[name] = { ...line, ...own[name] };
+    result.xaxis = { ...line, ...(own.xaxis || {}) };
+    result.yaxis = { ...line, ...(own.yaxis || {}) };
+    if (figure.overRounds) result.xaxis.title = { text: data.axisLabels[axis], standoff: 6 };
+    if (figure.overRounds) result.xaxis.rangemode = "tozero";
     if (own.scene) {
-      const depth = { gridcolor: rule, zerolinecolor: rule, color: faint };
-      made.scene = { xaxis: depth, yaxis: depth, zaxis: { ...depth, ...own.scene.zaxis }, aspectmode: "cube" };
-      made.scene.camera = { eye: { x: 1.55, y: 1.55, z: 1.1 } };
-      made.margin = { l: 0, r: 0, t: 0, b: 0 };
+      const depth = { gridcolor: grid, zerolinecolor: grid, color: muted };
+      result.scene = { xaxis: depth, yaxis: depth, zaxis: { ...depth, ...own.scene.zaxis }, aspectmode: "cube" };
+      result.scene.camera = { eye: { x: 1.55, y: 1.55, z: 1.1 } };
+      result.margin = { l: 0, r: 0, t: 0, b: 0 };
     }
-    return made;
+    return result;
   }
 
   function redraw(which = () => true) {
@@ -174,26 +172,26 @@
 
   function partNode(part) {
     if (part.html !== undefined) {
-      const node = make("div");
+      const node = element("div");
       node.innerHTML = part.html;
       return node;
     }
     if (part.charts) {
-      return make("div", { class: `charts ${part.kind}` }, ...part.charts.map((name) => chartNode(name, part.kind)));
+      return element("div", { class: `charts ${part.kind}` }, ...part.charts.map((name) => chartNode(name, part.kind)));
     }
     return choiceNode(part);
   }
 
   function choiceNode(part) {
-    const select = make("select");
-    for (const option of part.options) select.append(make("option", {}, option.label));
+    const select = element("select");
+    for (const option of part.options) select.append(element("option", {}, option.label));
     const known = part.options.findIndex((option) => option.label === chosen.get(part.choice));
     select.selectedIndex = Math.max(0, known);
-    const inner = make("div");
+    const inner = element("div");
     const show = () => {
       const option = part.options[select.selectedIndex];
       const wanted = new Set(namesIn(option.parts));
-      for (const other of part.options) for (const name of namesIn(other.parts)) if (!wanted.has(name)) forget(name);
+      for (const other of part.options) for (const name of namesIn(other.parts)) if (!wanted.has(name)) removeChart(name);
       inner.replaceChildren(...option.parts.map(partNode));
     };
     select.addEventListener("change", () => {
@@ -201,7 +199,7 @@
       show();
     });
     show();
-    return make("div", {}, make("label", { class: "choice" }, part.label, select), inner);
+    return element("div", {}, element("label", { class: "choice" }, part.label, select), inner);
   }
 
   function namesIn(parts) {
@@ -209,23 +207,23 @@
   }
 
   function sectionNode(section) {
-    const node = make("section", { id: section.id }, make("h2", {}, section.title));
-    if (section.note) node.append(make("p", { class: "note" }, section.note));
-    if (section.over) node.append(make("div", { class: "bar" }, axisNode(), legendNode()));
+    const node = element("section", { id: section.id }, element("h2", {}, section.title));
+    if (section.note) node.append(element("p", { class: "note" }, section.note));
+    if (section.overRounds) node.append(element("div", { class: "bar" }, axisNode(), legendNode()));
     node.append(...section.parts.map(partNode));
     return node;
   }
 
   function axisNode() {
-    const group = make("span", { class: "axis", role: "group", "aria-label": "horizontal axis" });
-    for (const name of Object.keys(AXES)) {
-      const button = make("button", { type: "button", "data-axis": name, "aria-pressed": name === axis }, name);
+    const group = element("span", { class: "axis", role: "group", "aria-label": "horizontal axis" });
+    for (const name of Object.keys(data.axisLabels)) {
+      const button = element("button", { type: "button", "data-axis": name, "aria-pressed": name === axis }, name);
       button.addEventListener("click", () => {
         axis = name;
         for (const other of document.querySelectorAll("[data-axis]")) {
           other.setAttribute("aria-pressed", other.dataset.axis === axis);
         }
-        redraw((chart) => data.figures[chart.name] && data.figures[chart.name].over);
+        redraw((chart) => data.figures[chart.name] && data.figures[chart.name].overRounds);
       });
       group.append(button);
     }
@@ -233,9 +231,9 @@
   }
 
   function legendNode() {
-    const legend = make("span", { class: "legend" });
+    const legend = element("span", { class: "legend" });
     for (const style of data.styles) {
-      const button = make("button", { type: "button", "aria-pressed": !hidden.has(style.name) }, sample(style), style.name);
+      const button = element("button", { type: "button", "aria-pressed": !hidden.has(style.name) }, lineSample(style), style.name);
       button.dataset.row = style.name;
       button.addEventListener("click", () => toggle(style.name));
       legend.append(button);
@@ -243,17 +241,17 @@
     return legend;
   }
 
-  function sample(style) {
+  function lineSample(style) {
     const dashes = { solid: "", dash: "6 3", dot: "2 2", dashdot: "6 2 2 2" };
-    const space = "http://www.w3.org/2000/svg";
-    const picture = document.createElementNS(space, "svg");
-    const line = document.createElementNS(space, "line");
-    for (const [name, value] of [["width", 20], ["height", 4]]) picture.setAttribute(name, value);
-    const attributes = { x1: 0, x2: 20, y1: 2, y2: 2, "stroke-width": 2.5, stroke: visible(style.colour) };
+    const namespace = "http://www.w3.org/2000/svg";
+    const svg = document.createElementNS(namespace, "svg");
+    const line = document.createElementNS(namespace, "line");
+    for (const [name, value] of [["width", 20], ["height", 4]]) svg.setAttribute(name, value);
+    const attributes = { x1: 0, x2: 20, y1: 2, y2: 2, "stroke-width": 2.5, stroke: cssColour(style.colour) };
     for (const [name, value] of Object.entries(attributes)) line.setAttribute(name, value);
     line.setAttribute("stroke-dasharray", dashes[style.dash]);
-    picture.append(line);
-    return picture;
+    svg.append(line);
+    return svg;
   }
 
   function toggle(name) {
@@ -264,90 +262,90 @@
     redraw((chart) => (data.figures[chart.name]?.data || []).some((trace) => trace.legendgroup === name));
   }
 
-  // The page as a whole; sections that are the same stay as they are, others keep their charts, folds and scrolls.
+  // The whole page: unchanged sections stay; the others keep their charts, open details and scroll positions.
 
   function show() {
     document.title = data.title;
     $("title").textContent = data.title;
-    say(`${data.live ? "updated" : "made"} ${data.made}`);
+    setStatus(`${data.live ? "updated" : "created"} ${data.time}`);
     const before = shownSections;
-    const links = data.sections.map((section) => make("a", { href: `#${section.id}` }, section.title));
+    const links = data.sections.map((section) => element("a", { href: `#${section.id}` }, section.title));
     $("nav").replaceChildren(...links);
-    for (const id of [...before.keys()]) if (!data.sections.some((section) => section.id === id)) drop(id);
+    for (const id of [...before.keys()]) if (!data.sections.some((section) => section.id === id)) removeSection(id);
     let previous = null;
     for (const section of data.sections) {
-      const text = JSON.stringify([section, section.over ? data.styles : null]);
+      const text = JSON.stringify([section, section.overRounds ? data.styles : null]);
       let node = $(section.id);
       if (before.get(section.id) !== text) {
-        const fresh = sectionNode(section);
+        const replacement = sectionNode(section);
         if (node) {
-          restore(node, fresh);
-          node.replaceWith(fresh);
+          copyState(node, replacement);
+          node.replaceWith(replacement);
         }
-        node = fresh;
+        node = replacement;
         before.set(section.id, text);
       }
-      const place = previous ? previous.nextSibling : $("report").firstChild;
-      if (node !== place) $("report").insertBefore(node, place);
+      const next = previous ? previous.nextSibling : $("report").firstChild;
+      if (node !== next) $("report").insertBefore(node, next);
       previous = node;
     }
     const wanted = new Set(data.sections.flatMap((section) => namesIn(section.parts)));
-    for (const name of [...charts.keys()]) if (!wanted.has(name)) forget(name);
+    for (const name of [...charts.keys()]) if (!wanted.has(name)) removeChart(name);
     for (const box of document.querySelectorAll(".box[data-left]")) {
       box.scrollLeft = Number(box.dataset.left);
       delete box.dataset.left;
     }
   }
 
-  function drop(id) {
+  function removeSection(id) {
     $(id).remove();
     shownSections.delete(id);
   }
 
-  function restore(old, fresh) {
+  function copyState(old, replacement) {
     const open = new Set([...old.querySelectorAll("details[open] > summary")].map((node) => node.textContent));
-    for (const node of fresh.querySelectorAll("details > summary")) node.parentNode.open = open.has(node.textContent);
+    for (const node of replacement.querySelectorAll("details > summary")) node.parentNode.open = open.has(node.textContent);
     const boxes = [...old.querySelectorAll(".box")];
-    fresh.querySelectorAll(".box").forEach((box, k) => {
+    replacement.querySelectorAll(".box").forEach((box, k) => {
       if (boxes[k] && boxes[k].scrollLeft) box.dataset.left = boxes[k].scrollLeft;
     });
   }
 
-  const say = (state) => {
-    $("told").textContent = `${data.told} · ${state} · fl_dist ${data.version}`;
+  const setStatus = (state) => {
+    $("status").textContent = `${data.runCounts} · ${state} · fl_dist ${data.version}`;
   };
 
-  // Following
+  // Updates
 
-  async function follow(mark) {
-    const began = performance.now();
-    let next = mark;
-    let took = 0;
+  async function poll(etag) {
+    const start = performance.now();
+    let next = etag;
+    let duration = 0;
     try {
-      const answer = await fetch("data", { headers: mark ? { "If-None-Match": mark } : {}, cache: "no-store" });
-      took = performance.now() - began;
-      if (answer.status === 200) {
-        take(await answer.json());
-        next = answer.headers.get("ETag");
-      } else if (answer.status !== 304) {
-        say(`not updated since ${data.made}: ${(await answer.text()).slice(0, 300)}`);
+      const response = await fetch("data", { headers: etag ? { "If-None-Match": etag } : {}, cache: "no-store" });
+      duration = performance.now() - start;
+      if (response.status === 200) {
+        update(await response.json());
+        next = response.headers.get("ETag");
+      } else if (response.status !== 304) {
+        setStatus(`not updated since ${data.time}: ${(await response.text()).slice(0, 300)}`);
       } else {
-        say(`updated ${data.made}`);
+        setStatus(`updated ${data.time}`);
       }
     } catch (error) {
-      say(`the server has ended; this is how it was at ${data.made}`);
+      setStatus(`the server has ended; last updated ${data.time}`);
     }
-    // The longer an answer takes, the longer the runs are left in peace.
-    setTimeout(() => follow(next), Math.min(REST.most, Math.max(REST.least, REST.times * took)));
+    // The longer a response takes, the rarer the requests.
+    setTimeout(() => poll(next), Math.min(POLL.max, Math.max(POLL.min, POLL.factor * duration)));
   }
 
-  // An answer has only the figures that changed, and the names of all.
-  function take(answer) {
+  // An update has only the figures that changed, and the names of all.
+  function update(changes) {
     const figures = {};
-    for (const name of answer.names) figures[name] = answer.figures[name] || data.figures[name];
-    data = { ...answer, figures, live: true };
+    for (const name of changes.figureNames) figures[name] = changes.figures[name] || data.figures[name];
+    data = { ...changes, figures, live: true };
     show();
-    redraw((chart) => chart.name in answer.figures);
+    redraw((chart) => chart.name in changes.figures);
   }
 
   dark.addEventListener("change", () => redraw());
@@ -360,5 +358,5 @@
     redraw();
   });
   show();
-  if (data.live) follow(data.mark);
+  if (data.live) poll(data.etag);
 })();

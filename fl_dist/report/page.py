@@ -1,4 +1,4 @@
-"""The page: one file with its style, its program, plotly.js and the data of the runs."""
+"""The page: one file with its style, its script, plotly.js and the data of the runs."""
 
 import base64
 import hashlib
@@ -10,75 +10,74 @@ from importlib import resources
 from typing import Any
 
 from fl_dist import __version__
-from fl_dist.common.words import counted
-from fl_dist.report.figures import DARK
-from fl_dist.report.gather import Source
-from fl_dist.report.lines import Known
-from fl_dist.report.sections import Report
+from fl_dist.common.errors import UserError
+from fl_dist.common.formatting import pluralize
+from fl_dist.metrics.record import COSTS
+from fl_dist.report.builder import ReportBuilder
+from fl_dist.report.figures import DARK_COLOURS
+from fl_dist.report.run_reader import RunSource
+from fl_dist.report.sections import build_sections
+from fl_dist.report.series import SeriesCache
 
 Document = dict[str, Any]
-_SAFE = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
+_ESCAPES = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
 
 
-def document(source: Source, known: Known) -> Document:
+def build_document(source: RunSource, cache: SeriesCache) -> Document:
     """Everything that the page shows, as it is now."""
-    report = Report(source.groups(), known)
-    names = [group.found.name for group in report.groups]
-    states = Counter(run.state for run in report.runs)
-    begun = {run.outcome.row for run in report.runs if run.rows}
-    told = ", ".join(f"{number:,} {state}" for state, number in states.items())
-    data = {
-        "title": report.runs[0].name if len(report.runs) == 1 else ", ".join(names),
-        "told": f"{counted(len(report.runs), 'run')}: {told}",
-        "made": time.strftime("%Y-%m-%d %H:%M:%S"),
+    builder = ReportBuilder(source.groups(), cache)
+    sections = build_sections(builder)
+    names = [group.collection.name for group in builder.groups]
+    states = Counter(run.state for run in builder.runs)
+    rows = {run.result.row for run in builder.runs if run.records}
+    counts = ", ".join(f"{number:,} {state}" for state, number in states.items())
+    document = {
+        "title": builder.runs[0].name if len(builder.runs) == 1 else ", ".join(names),
+        "runCounts": f"{pluralize(len(builder.runs), 'run')}: {counts}",
+        "time": time.strftime("%Y-%m-%d %H:%M:%S"),
         "version": __version__,
-        "styles": [look._asdict() for name, look in report.styles.items() if name in begun],
-        "places": report.places,
-        "dark": DARK,
-        "sections": report.sections,
-        "figures": report.figures,
+        "styles": [style._asdict() for row, style in builder.styles.items() if row in rows],
+        "axes": builder.axes,
+        "axisLabels": {name: cost.label for name, cost in COSTS.items()},
+        "darkColours": DARK_COLOURS,
+        "sections": sections,
+        "figures": builder.figures,
     }
-    known.turn()
-    return data
+    cache.evict()
+    return document
 
 
-def encoded(data: Any) -> str:
-    """JSON that may stand in a script of HTML."""
-    return json.dumps(data, allow_nan=False, separators=(",", ":")).translate(_SAFE)
+def to_script_json(data: Any) -> str:
+    """JSON that may stand in a script element of HTML."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
 
 
-def page(data: Document, live: bool = False) -> str:
-    """The whole page; a live one asks its server for what is new."""
-    scripts = [_plotly(), _file("page.js")]
+def render_page(document: Document, live: bool = False) -> str:
+    """The whole page; a live one asks its server for updates."""
+    scripts = [load_plotly(), _read("page.js")]
     hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
     policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
+    connect = "'self'" if live else "'none'"
     parts = {
-        "policy": f"{policy}; connect-src {SELF if live else NOTHING}; base-uri 'none'; form-action 'none'",
-        "style": _file("page.css"),
-        "data": encoded(data | {"live": live}),
+        "policy": f"{policy}; connect-src {connect}; base-uri 'none'; form-action 'none'",
+        "style": _read("page.css"),
+        "data": to_script_json(document | {"live": live}),
         "plotly": scripts[0],
         "script": scripts[1],
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _file("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read("page.html"))
 
 
-SELF, NOTHING = "'self'", "'none'"
-
-
-def check() -> None:
-    """ValueError if pages cannot be made here."""
-    _plotly()
-
-
-def _plotly() -> str:
+def load_plotly() -> str:
+    """The script; UserError if it is not installed."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise ValueError("the report needs plotly: pip install 'fl_dist[report]'") from None
+        raise UserError("the report needs plotly: pip install 'fl_dist[report]'") from None
     return str(get_plotlyjs()).replace("\r\n", "\n")
 
 
-def _file(name: str) -> str:
+def _read(name: str) -> str:
     return (resources.files("fl_dist.report") / name).read_text(encoding="utf-8")
 
 

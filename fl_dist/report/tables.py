@@ -1,179 +1,165 @@
 """Tables of the page; everything that comes from files is escaped."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from fl_dist.common.reading import as_yaml
-from fl_dist.common.words import counted, duration, shortened, size
-from fl_dist.config import LAYOUT
-from fl_dist.config.loading import leaves
-from fl_dist.monitor.summary import summarise
-from fl_dist.report.gather import NEW, Seen, finite, mapping
-from fl_dist.results.render import shown
-from fl_dist.results.table import NO_RUN, Figures
-from fl_dist.tasks import Headline
-
-_PLACES = tuple(f"{key}." for key in LAYOUT)
+from fl_dist.common.formatting import format_bytes, format_duration, pluralize, shorten
+from fl_dist.common.yaml_reader import to_yaml
+from fl_dist.metrics.summary import Summary, summarize
+from fl_dist.report.run_reader import RunSnapshot, finite_or_none, mapping_or_empty
+from fl_dist.results.collect import settings_of
+from fl_dist.results.render import format_rows
+from fl_dist.results.table import NO_RUN, ResultsTable
+from fl_dist.tasks import PrimaryMetric
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+def html_table(headers: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """Of cells that are HTML already; the first of each row is its name."""
-    top = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    top = "".join(f'<th scope="col">{header}</th>' for header in headers)
     body = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>' for first, *rest in rows
     )
     return f'<div class="box" tabindex="0"><table class="{kind}"><tr>{top}</tr>{body}</table></div>'
 
 
-def text(value: object, most: int = 300) -> str:
-    return escape(shortened(value, most))
+def text(value: object, limit: int = 300) -> str:
+    return escape(shorten(value, limit))
 
 
 def notes(lines: Iterable[str]) -> str:
     return "".join(f'<p class="note">{text(line, 2000)}</p>' for line in lines)
 
 
-def moment(seconds: object) -> str:
-    """A time of day and date, where the page is made."""
-    known = finite(seconds)
+def format_time(seconds: object) -> str:
+    """Date and time of day, in the time zone of this machine."""
+    known = finite_or_none(seconds)
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(known)) if known is not None else NO_RUN
     except (OverflowError, ValueError, OSError):
         return NO_RUN
 
 
-def runs(seen: Sequence[Seen]) -> str:
-    """A line for each run: what it is, how far, how good, at what cost."""
-    heads = ["run", "state", "rounds", "score", "best (round)", "time", "sent", "last change"]
-    made = table([*heads, "algorithm", "data", "model"], [_run(run) for run in seen], "wide")
-    return made + notes(
+def run_table(runs: Sequence[RunSnapshot]) -> str:
+    """A line per run: its state, score and cost, and what it trains."""
+    headers = ["run", "state", "rounds", "score", "best (round)", "time", "sent", "last change"]
+    table = html_table([*headers, "algorithm", "data", "model"], [_run_row(run) for run in runs], "wide")
+    return table + notes(
         ["score: mean ± deviation over the last rounds; * not finished; time: of rounds + of diagnostics"]
     )
 
 
-def _run(run: Seen) -> list[str]:
-    outcome = run.outcome
+def _run_row(run: RunSnapshot) -> list[str]:
+    result = run.result
     state = f'<span class="state {run.state.replace(" ", "-")}">{run.state}</span>'
-    chosen = [text(word) for word in _chosen(run.config)]
-    rounds = f'{outcome.done:,} / {outcome.rounds:,}<progress max="{outcome.rounds}" value="{outcome.done}"></progress>'
-    if run.state == NEW or not run.rows:
-        return [text(run.name), state, rounds, *[NO_RUN] * 5, *chosen]
-    amounts = summarise(run.rows, outcome.last, outcome.headline, outcome.finished)
-    apart = amounts["seconds_of_diagnostics"]
-    spent = duration(amounts["seconds"]) + (f" + {duration(apart)}" if apart else "")
-    costs = [spent, size(amounts["bytes"]), moment(run.changed)]
-    return [text(run.name), state, rounds, *_scores(amounts, outcome.headline), *costs, *chosen]
+    progress = f'<progress max="{result.rounds}" value="{result.last_round}"></progress>'
+    first = [text(run.name), state, f"{result.last_round:,} / {result.rounds:,}{progress}"]
+    names = [text(name) for name in _names(run.config)]
+    if not run.records:
+        return [*first, *[NO_RUN] * 5, *names]
+    summary = summarize(run.records, result.final_window, result.primary_metric, result.finished)
+    diagnostics = summary["seconds_of_diagnostics"]
+    duration = format_duration(summary["seconds"]) + (f" + {format_duration(diagnostics)}" if diagnostics else "")
+    costs = [duration, format_bytes(summary["bytes"]), format_time(run.last_change)]
+    return [*first, *_scores(summary, result.primary_metric), *costs, *names]
 
 
-def _scores(amounts: dict[str, Any], headline: Headline) -> tuple[str, str]:
-    name = headline.name
-    if f"last_{name}" not in amounts:
+def _scores(summary: Summary, metric: PrimaryMetric) -> tuple[str, str]:
+    name = metric.name
+    if f"last_{name}" not in summary:
         return NO_RUN, NO_RUN
-    mean, std, best = (amounts[key] for key in (f"final_{name}_mean", f"final_{name}_std", f"best_{name}"))
-    unit = " %" if headline.percent else ""
-    spread = f" ± {headline.shown(std).removesuffix(unit)}" if amounts[f"final_{name}_rounds"] > 1 else ""
-    final = f"{headline.shown(mean).removesuffix(unit)}{spread}{unit}{'' if amounts['finished'] else '*'}"
-    of = "" if name == "accuracy" else f'<span class="note"> {text(name)}</span>'
-    return f"<b>{final}</b>{of}", f"{headline.shown(best)} ({amounts['best_round']:,})"
+    mean, std, best = (summary[key] for key in (f"final_{name}_mean", f"final_{name}_std", f"best_{name}"))
+    unit = " %" if metric.percent else ""
+    spread = f" ± {metric.format(std).removesuffix(unit)}" if summary[f"final_{name}_rounds"] > 1 else ""
+    final = f"{metric.format(mean).removesuffix(unit)}{spread}{unit}{'' if summary['finished'] else '*'}"
+    suffix = "" if name == "accuracy" else f'<span class="note"> {text(name)}</span>'
+    return f"<b>{final}</b>{suffix}", f"{metric.format(best)} ({summary['best_round']:,})"
 
 
-def _chosen(config: dict[str, Any]) -> list[str]:
-    """Algorithm, data and model."""
+def _names(config: dict[str, Any]) -> list[str]:
+    """Of algorithm, data and model."""
     if not config:
         return [NO_RUN] * 3
-    algorithm, partition = mapping(config.get("algorithm")), mapping(config.get("partition"))
+    algorithm, data, partition, model = (
+        mapping_or_empty(config.get(section)) for section in ("algorithm", "data", "partition", "model")
+    )
     parts = algorithm.get("parts")
-    chain = " + ".join(name for part in parts for name in mapping(part)) if isinstance(parts, list) else "–"
-    data = [mapping(config.get("data")).get("name"), partition.get("name")]
+    chain = " + ".join(name for part in parts for name in mapping_or_empty(part)) if isinstance(parts, list) else "–"
+    names = ", ".join(str(section["name"]) for section in (data, partition) if section.get("name"))
     alpha = f" {partition['alpha']}" if "alpha" in partition else ""
-    named = ", ".join(str(name) for name in data if name)
-    return [str(algorithm.get("name") or chain), f"{named}{alpha}", str(mapping(config.get("model")).get("name", "–"))]
+    return [str(algorithm.get("name") or chain), f"{names}{alpha}", str(model.get("name", "–"))]
 
 
-def figures(made: Figures, costs: bool = False) -> str:
-    """A paper's table, the best of each column in bold; or only what it took to reach the targets."""
-    chosen = [k for k, (_, measure) in enumerate(made.columns) if not costs or measure.cost]
-    heads = ["", *(_head(*made.columns[k]) for k in chosen)]
-    best = {k: made.best(k) for k in chosen}
-    lines = []
-    for r, (row, cells) in enumerate(made.rows):
-        told = {k: text(shown(cells[k], made.columns[k][1], made)) for k in chosen}
-        lines.append([text(row), *(f"<b>{told[k]}</b>" if r in best[k] else told[k] for k in chosen)])
-    return table(heads, lines, "numbers")
+def results_table(table: ResultsTable, only_costs: bool = False) -> str:
+    """A paper's table, the best of each column in bold; or only its costs to reach the targets."""
+    columns = [k for k, (_, measure) in enumerate(table.columns) if not only_costs or measure.cost]
+    headers = [(column, measure.head) for column, measure in (table.columns[k] for k in columns)]
+    rows = []
+    for row, cells in format_rows(table):
+        shown = [(text(cells[k][0]), cells[k][1]) for k in columns]
+        rows.append([text(row), *(f"<b>{cell}</b>" if best else cell for cell, best in shown)])
+    return html_table(
+        ["", *("<br>".join(text(part) for part in header if part) for header in headers)], rows, "numbers"
+    )
 
 
-def _head(column: str, measure: Any) -> str:
-    return f"{text(column)}<br>{text(measure.head)}" if column else text(measure.head)
+def problem_list(runs: Sequence[RunSnapshot], unreadable: Mapping[Path, str]) -> str:
+    problems = [(run.name, problem) for run in runs for problem in run.problems]
+    problems += [(str(path), f"left out: {problem}") for path, problem in unreadable.items()]
+    lines = "".join(f"<li>{text(name)}: {text(problem, 500)}</li>" for name, problem in problems)
+    return f'<ul class="problems">{lines}</ul>' if lines else ""
 
 
-def troubles(seen: Sequence[Seen], unread: Mapping[Path, str]) -> str:
-    found = [(run.name, told) for run in seen for told in run.troubles]
-    found += [(str(path), f"left out: {told}") for path, told in unread.items()]
-    lines = "".join(f"<li>{text(name)}: {text(told, 500)}</li>" for name, told in found)
-    return f'<ul class="troubles">{lines}</ul>' if found else ""
-
-
-def differences(seen: Sequence[Seen]) -> str:
-    """The keys in which the runs differ; what only says where a run lies is no difference."""
-    known = [(run, _plain(run.config)) for run in seen if run.config]
-    keys = dict.fromkeys(key for _, config in known for key in config)
-    differing = [key for key in keys if len({repr(config.get(key, "–")) for _, config in known}) > 1]
+def settings_table(runs: Sequence[RunSnapshot]) -> str:
+    """The keys in which the runs differ, except those that change no result."""
+    configs = [(run, settings_of(run.config)) for run in runs if run.config]
+    keys = dict.fromkeys(key for _, config in configs for key in config)
+    differing = [key for key in keys if len({repr(config.get(key, "–")) for _, config in configs}) > 1]
     if not differing:
-        return notes(["All settings are the same." if len(known) > 1 else ""][: len(known) - 1])
-    rows = [[text(run.name), *(text(config.get(key, "–")) for key in differing)] for run, config in known]
-    return table(["run", *(text(key) for key in differing)], rows)
+        return notes(["All settings are the same."] if len(configs) > 1 else [])
+    rows = [[text(run.name), *(text(config.get(key, "–")) for key in differing)] for run, config in configs]
+    return html_table(["run", *(text(key) for key in differing)], rows)
 
 
-def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in leaves(config) if not f"{key}.".startswith(_PLACES)}
-
-
-def configs(seen: Sequence[Seen]) -> str:
+def config_list(runs: Sequence[RunSnapshot]) -> str:
     """Every configuration, folded."""
     return "".join(
-        f"<details><summary>{text(run.name)}</summary><pre>{escape(as_yaml(_placeless(run.config)))}</pre></details>"
-        for run in seen
+        f"<details><summary>{text(run.name)}</summary><pre>{escape(to_yaml(_without_paths(run.config)))}</pre></details>"
+        for run in runs
         if run.config
     )
 
 
-def _placeless(config: dict[str, Any]) -> dict[str, Any]:
-    """Without the folders of the run and of the data, which mean nothing where the page is read."""
-    kept = {key: value for key, value in config.items() if key != "run"}
-    if isinstance(kept.get("data"), dict):
-        kept["data"] = {key: value for key, value in kept["data"].items() if key != "root"}
-    return kept
+def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
+    """Without the folders of the run and of the data, which mean nothing to readers of the page."""
+    rest = {key: value for key, value in config.items() if key != "run"}
+    if isinstance(rest.get("data"), dict):
+        rest["data"] = {key: value for key, value in rest["data"].items() if key != "root"}
+    return rest
 
 
-def attempts(seen: Sequence[Seen]) -> str:
+def attempts_table(runs: Sequence[RunSnapshot]) -> str:
     """When each run was started or resumed, and on what."""
-    heads = ["run", "began", "after round", "ranks", "device", "hosts", "job", "versions"]
-    rows = [[text(run.name), *_attempt(told)] for run in seen for told in run.attempts]
-    return table(heads, rows, "wide") if rows else ""
+    headers = ["run", "began", "after round", "ranks", "device", "hosts", "job", "versions"]
+    rows = [[text(run.name), *_attempt_row(attempt)] for run in runs for attempt in run.attempts]
+    return html_table(headers, rows, "wide") if rows else ""
 
 
-def _attempt(told: dict[str, Any]) -> list[str]:
-    versions = ", ".join(f"{name} {version}" for name, version in mapping(told.get("versions")).items())
-    plain = [_or_none(told.get(key)) for key in ("round", "ranks", "device")]
-    return [
-        moment(told.get("time")),
-        *plain,
-        _hosts(told.get("hosts")),
-        _or_none(told.get("slurm_job")),
-        text(versions),
-    ]
+def _attempt_row(attempt: dict[str, Any]) -> list[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in mapping_or_empty(attempt.get("versions")).items())
+    after, ranks, device, job = (
+        NO_RUN if attempt.get(key) is None else text(attempt[key]) for key in ("round", "ranks", "device", "slurm_job")
+    )
+    began, hosts = format_time(attempt.get("time")), _hosts(attempt.get("hosts"))
+    return [began, after, ranks, device, hosts, job, text(versions)]
 
 
-def _or_none(value: Any) -> str:
-    return NO_RUN if value is None else text(value)
-
-
-def _hosts(value: Any) -> str:
+def _hosts(hosts: Any) -> str:
     """Each host once, with the number of its ranks."""
-    if not isinstance(value, list):
+    if not isinstance(hosts, list):
         return NO_RUN
-    ranks = {str(host): sum(str(other) == str(host) for other in value) for host in value}
-    return text(", ".join(f"{host} ({counted(count, 'rank')})" for host, count in ranks.items()), 1000)
+    ranks = Counter(str(host) for host in hosts)
+    return text(", ".join(f"{host} ({pluralize(count, 'rank')})" for host, count in ranks.items()), 1000)

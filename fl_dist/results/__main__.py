@@ -6,65 +6,73 @@ python -m fl_dist.results SWEEP.yaml [key.sub=value ...] or RUN ... [-o table.te
 from fl_dist.common import terminal
 
 if __name__ == "__main__":
-    terminal.prepare()  # here, for the imports below take seconds
+    terminal.prepare_terminal()  # here, for the imports below take seconds
 
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from fl_dist.common.paths import expand
-from fl_dist.common.terminal import at_least
-from fl_dist.config.sweeps import Also, Table
-from fl_dist.drawing import timeline
-from fl_dist.drawing.base import check
-from fl_dist.results.arguments import add_runs, expanded
-from fl_dist.results.collect import COSTS, Collection, collect
-from fl_dist.results.curves import draw
+from fl_dist.common.errors import ConfigError, FlDistError
+from fl_dist.common.formatting import suggest
+from fl_dist.common.paths import expand_path
+from fl_dist.common.terminal import parse_int_at_least
+from fl_dist.config.sweeps import ExtraColumn, TableSettings
+from fl_dist.metrics.record import COSTS, list_keys
+from fl_dist.plots.base import check_plot_file
+from fl_dist.results import curves, timeline
+from fl_dist.results.arguments import add_run_arguments, expand_arguments
+from fl_dist.results.collect import Collection, collect
 from fl_dist.results.render import FORMATS, SUFFIXES
-from fl_dist.results.table import figures
+from fl_dist.results.table import build_table
+
+KEYS = [info.key for info in list_keys() if info.key != "dropped"]
+"""Keys of numbers in `metrics.jsonl`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     try:
-        found = collect(expanded(arguments.runs), arguments.only)
-        kind = _kind(arguments)
-        curves, lanes = _picture(arguments.curves), _picture(arguments.timeline)
-        table = figures(found, _table(arguments, found), arguments.cost or ["rounds"], _published(arguments, found))
-        _write(FORMATS[kind](table), arguments.output)
-        if curves and not draw(found, curves, arguments.against):
+        collection = collect(expand_arguments(arguments.runs), arguments.only)
+        render = FORMATS[_output_format(arguments)]
+        curves_file, timeline_file = _plot_path(arguments.curves), _plot_path(arguments.timeline)
+        settings, published = _table_settings(arguments, collection), collection.published_file(arguments.published)
+        table = build_table(collection, settings, arguments.cost or ["rounds"], published)
+        _write(render(table), arguments.output)
+        if curves_file and not curves.draw(collection, curves_file, arguments.against):
             print("no run has a score yet: no curves were drawn", file=sys.stderr)
-        if lanes and not timeline.draw({o.name: o.history for o in found.outcomes}, lanes):
-            print("no run tells of its workers: no timeline was drawn", file=sys.stderr)
-    except (ValueError, OSError) as e:
-        terminal.complain(e, e if arguments.traceback else None)
+        if timeline_file and not timeline.draw(collection.runs, timeline_file):
+            print("no run has recorded its workers: no timeline was drawn", file=sys.stderr)
+    except (FlDistError, OSError) as e:
+        terminal.print_error(e, e if arguments.traceback else None)
         return 2
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = terminal.Parser(prog="python -m fl_dist.results", description=__doc__.splitlines()[0])
-    add_runs(parser)
+    parser = terminal.ArgumentParser(prog="python -m fl_dist.results", description=__doc__.splitlines()[0])
+    add_run_arguments(parser)
     parser.add_argument("--measure", choices=("mean", "last", "best"), help="of a run: mean of its last rounds, ...")
-    parser.add_argument("--last", type=partial(at_least, 1), metavar="N", help="rounds of that mean")
+    parser.add_argument("--final-window", type=partial(parse_int_at_least, 1), metavar="N", help="rounds of that mean")
     parser.add_argument(
         "--target",
-        type=_finite,
+        type=_parse_finite,
         action="append",
         metavar="X",
-        help="also what it took to reach X, such as 0.8 (may be repeated)",
+        help="also show what it took to reach X, such as 0.8 (may be repeated)",
     )
     parser.add_argument(
-        "--cost", choices=tuple(COSTS), action="append", help="in what that is told (default rounds; may be repeated)"
+        "--cost", choices=tuple(COSTS), action="append", help="unit of that (default rounds; may be repeated)"
     )
     parser.add_argument(
         "--also",
         action="append",
         metavar="KEY",
-        help="also a number of the rows, such as diagnostics.lpf.lpf, of the last round that has it (may be repeated)",
+        help="also show a number of metrics.jsonl, from the last round that has it (may be repeated): "
+        + ", ".join(KEYS),
     )
     parser.add_argument(
         "--spread", choices=("seeds", "rounds"), help="what ± is over (default: seeds or, of one run, its last rounds)"
@@ -72,50 +80,64 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--format", choices=tuple(FORMATS), help="default: by the name of the output, or text")
     parser.add_argument("-o", "--output", metavar="FILE", help=f"{', '.join(SUFFIXES)} (default: the terminal)")
     parser.add_argument("--curves", metavar="FILE", help="also draw the learning curves: .png, .pdf or .svg")
-    parser.add_argument("--timeline", metavar="FILE", help="also draw who worked when, in the last rounds of each run")
+    parser.add_argument(
+        "--timeline", metavar="FILE", help="also draw when each worker was busy, in the last rounds of each run"
+    )
     parser.add_argument("--against", choices=tuple(COSTS), default="rounds", help="what the curves are drawn over")
-    terminal.add_traceback(parser)
+    terminal.add_traceback_option(parser)
     return parser
 
 
-def _picture(named: str | None) -> Path | None:
-    if named is None:
+def _plot_path(name: str | None) -> Path | None:
+    if name is None:
         return None
-    check(file := expand(named))
+    check_plot_file(file := expand_path(name))
     return file
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     if not math.isfinite(value := float(text)):
         raise argparse.ArgumentTypeError(f"must be a number, not {text}")
     return value
 
 
-def _table(arguments: argparse.Namespace, found: Collection) -> Table:
-    table = found.sweep.table
-    given = {"measure": arguments.measure, "last": arguments.last, "targets": arguments.target}
-    given |= {"spread": arguments.spread, "also": arguments.also and table.also | _also(arguments.also)}
-    return table.model_copy(update={key: value for key, value in given.items() if value is not None})
+def _table_settings(arguments: argparse.Namespace, collection: Collection) -> TableSettings:
+    table = collection.sweep.table
+    changes = {"measure": arguments.measure, "final_window": arguments.final_window, "targets": arguments.target}
+    changes |= {"spread": arguments.spread}
+    if arguments.also:
+        changes["extra_columns"] = table.extra_columns | {
+            key: _extra_column(key, collection) for key in arguments.also if key
+        }
+    return table.model_copy(update={key: value for key, value in changes.items() if value is not None})
 
 
-def _also(keys: Sequence[str]) -> dict[str, Also]:
-    return {key: Also(key=key) for key in keys if key}
+def _extra_column(key: str, collection: Collection) -> ExtraColumn:
+    """ConfigError if there are records, but none has the key and it is not a declared one."""
+    runs = [run for run in collection.runs if run.records]
+    if runs and key not in KEYS and not any(run.numbers(key) for run in runs):
+        present = {name for run in runs for row in run.rows for name in _number_keys(row)}
+        declared = {name for name in KEYS if "<" not in name}
+        raise ConfigError(f"no run has {key} in its metrics.jsonl; {suggest(key, present | declared)}")
+    return ExtraColumn(key=key)
 
 
-def _published(arguments: argparse.Namespace, found: Collection) -> Path | None:
-    if arguments.published:
-        return expand(arguments.published)
-    return found.published if found.published and found.published.exists() else None
+def _number_keys(value: Any, prefix: str = "") -> Iterator[str]:
+    for name, inner in value.items():
+        if isinstance(inner, dict):
+            yield from _number_keys(inner, f"{prefix}{name}.")
+        elif inner is None or isinstance(inner, int | float):
+            yield f"{prefix}{name}"
 
 
-def _kind(arguments: argparse.Namespace) -> str:
+def _output_format(arguments: argparse.Namespace) -> str:
     if arguments.format:
         return str(arguments.format)
     if not arguments.output:
         return "text"
     suffix = Path(arguments.output).suffix
     if suffix not in SUFFIXES:
-        raise ValueError(f"{arguments.output}: say the --format, or let the name end in {', '.join(SUFFIXES)}")
+        raise ConfigError(f"{arguments.output}: choose a --format, or let the name end in {', '.join(SUFFIXES)}")
     return SUFFIXES[suffix]
 
 
@@ -123,7 +145,7 @@ def _write(text: str, output: str | None) -> None:
     if output is None:
         print(text)
         return
-    file = expand(output)
+    file = expand_path(output)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"{text}\n", encoding="utf-8")
 

@@ -1,12 +1,12 @@
-"""Which runs a command is about, as `results` and `report` are told it."""
+"""Arguments that choose the runs, of `results` and `report`."""
 
 import argparse
 from collections.abc import Sequence
 
-from fl_dist.common.paths import expand
+from fl_dist.common.paths import expand_path
 
 
-def add_runs(parser: argparse.ArgumentParser) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", nargs="+", metavar="SWEEP.yaml or RUN", help="sweeps' files with their overrides, or folders of runs"
     )
@@ -22,6 +22,6 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def expanded(words: Sequence[str]) -> list[str]:
-    """Files and folders without ~ and variables; overrides as they are."""
-    return [word if "=" in word else str(expand(word)) for word in words]
+def expand_arguments(words: Sequence[str]) -> list[str]:
+    """Expand ~ and variables in files and folders; leave overrides as they are."""
+    return [word if "=" in word else str(expand_path(word)) for word in words]

@@ -7,81 +7,83 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fl_dist.common.reading import ConfigError, read_yaml
-from fl_dist.common.words import message, nearest, shortened
-from fl_dist.config import LAYOUT
-from fl_dist.config.loading import leaves
-from fl_dist.config.sweeps import COLUMN, LIST, ROW, Sweep, axes, is_meant, read
-from fl_dist.storage.folder import CONFIG, METRICS, RunFolder, runs_below
-from fl_dist.storage.metrics import Row, rows_in
-from fl_dist.tasks import Headline
+from fl_dist.common.errors import ConfigError, DataError, error_message
+from fl_dist.common.formatting import shorten, suggest
+from fl_dist.common.paths import expand_path
+from fl_dist.config import LAYOUT_KEYS, read_recorded_config
+from fl_dist.config.loading import flatten_keys
+from fl_dist.config.sweeps import COLUMN, LIST, ROW, Sweep, axis_names, matches_any, read_sweep
+from fl_dist.metrics.file import read_records
+from fl_dist.metrics.record import COSTS, RoundRecord
+from fl_dist.storage.run_folder import CONFIG, METRICS, RunFolder, find_runs
+from fl_dist.tasks import PrimaryMetric
 
 SEED = "seed"
-ACCURACY = Headline("accuracy", "max", percent=True)
+ACCURACY = PrimaryMetric("accuracy", "max", percent=True)
+_LAYOUT_PREFIXES = tuple(f"{key}." for key in LAYOUT_KEYS)
 
 
 @dataclass
-class Outcome:
-    """What became of one run."""
+class RunResult:
+    """One run and its place in the table."""
 
     name: str
     row: str
     column: str
     path: Path
     rounds: int
-    last: int
+    final_window: int
     """Rounds over which the run itself averages its final score."""
 
     @cached_property
-    def headline(self) -> Headline:
-        facts = RunFolder(self.path).facts() if self.history else {}
-        return Headline(**facts["headline"]) if "headline" in facts else ACCURACY
+    def primary_metric(self) -> PrimaryMetric:
+        facts = RunFolder(self.path).read_facts() if self.records else {}
+        return PrimaryMetric(**facts["primary_metric"]) if "primary_metric" in facts else ACCURACY
 
     @cached_property
-    def history(self) -> list[Row]:
-        return rows_in(self.path / METRICS)
+    def records(self) -> list[RoundRecord]:
+        return read_records(self.path / METRICS)
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The records as in `metrics.jsonl`."""
+        return [record.to_json() for record in self.records]
 
     @property
-    def done(self) -> int:
-        return int(self.history[-1]["round"]) if self.history else 0
+    def last_round(self) -> int:
+        return self.records[-1].round if self.records else 0
 
     @cached_property
     def finished(self) -> bool:
-        return self.done >= self.rounds and RunFolder(self.path).finished(self.rounds)
+        """Also if it stopped before its last round."""
+        return RunFolder(self.path).is_finished(self.rounds)
 
     @cached_property
     def scores(self) -> list[tuple[int, float]]:
-        """Round and headline metric, of the rounds that were evaluated."""
-        name = f"test_{self.headline.name}"
-        found = [(row["round"], row.get(name)) for row in self.history]
-        return [(index, score) for index, score in found if score is not None and math.isfinite(score)]
+        """Round and primary metric, of the rounds that were evaluated."""
+        scores = [(record.round, record.test.get(self.primary_metric.name)) for record in self.records]
+        return [(index, score) for index, score in scores if score is not None and math.isfinite(score)]
 
     def numbers(self, key: str) -> list[float | None]:
-        """What stands under a key with dots, in the rows that have it; None: it could not be measured."""
-        return [value for row in self.history for value in self._under(row, key)]
+        """The values under a dotted key, in the rounds that have it; None: it could not be measured."""
+        return [value for row in self.rows for value in self._lookup(row, key)]
 
-    def _under(self, row: Any, key: str) -> list[float | None]:
+    def _lookup(self, value: Any, key: str) -> list[float | None]:
         for name in key.split("."):
-            if not isinstance(row, dict) or name not in row:
+            if not isinstance(value, dict) or name not in value:
                 return []
-            row = row[name]
-        if row is not None and (isinstance(row, bool) or not isinstance(row, int | float)):
-            raise ConfigError(f"{key} in {self.path / METRICS} is {shortened(repr(row))}, not a number")
-        return [row]
+            value = value[name]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ConfigError(f"{key} in {self.path / METRICS} is {shorten(repr(value))}, not a number")
+        return [value]
 
-    def spent(self, cost: str, until: int) -> float:
-        """What the first rounds cost."""
-        return sum(COSTS[cost](row) for row in self.history if row["round"] <= until)
-
-
-COSTS = {
-    "rounds": lambda row: 1,
-    "gigabytes": lambda row: (row["bytes_down"] + row["bytes_up"]) / 1e9,
-    "passes": lambda row: row["forwards"] + row["backwards"],
-    "minutes": lambda row: row["seconds"]["total"] / 60,
-    "local_minutes": lambda row: row["seconds"]["local"] / 60,
-}
-"""By name, what a round costs."""
+    def cost_until(self, last_round: int, cost: str) -> float:
+        """What the rounds up to this one cost."""
+        costs = [COSTS[cost].of(record) for record in self.records if record.round <= last_round]
+        known = [value for value in costs if value is not None]
+        if len(known) < len(costs):
+            raise DataError(f"{self.path / METRICS} lacks the {cost} of some rounds; choose another cost")
+        return sum(known)
 
 
 @dataclass
@@ -89,112 +91,130 @@ class Collection:
     """The runs of a table, and the order of its rows and columns."""
 
     name: str
-    outcomes: list[Outcome]
+    runs: list[RunResult]
     sweep: Sweep
     published: Path | None = None
-    """Where numbers to compare with may stand."""
-    unread: dict[Path, str] = field(default_factory=dict)
+    """File that may hold published numbers to compare with."""
+    unreadable: dict[Path, str] = field(default_factory=dict)
     """Runs that were left out, and why."""
 
     @property
     def rows(self) -> list[str]:
-        return list(dict.fromkeys(outcome.row for outcome in self.outcomes))
+        return list(dict.fromkeys(run.row for run in self.runs))
 
     @property
     def columns(self) -> list[str]:
-        return list(dict.fromkeys(outcome.column for outcome in self.outcomes))
+        return list(dict.fromkeys(run.column for run in self.runs))
 
-    def at(self, row: str, column: str) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if (outcome.row, outcome.column) == (row, column)]
+    def cell(self, row: str, column: str) -> list[RunResult]:
+        return [run for run in self.runs if (run.row, run.column) == (row, column)]
+
+    def published_file(self, chosen: str | None) -> Path | None:
+        """The chosen file, or the one beside the sweep if it exists."""
+        if chosen:
+            return expand_path(chosen)
+        return self.published if self.published and self.published.exists() else None
 
 
 def collect(words: Sequence[str], only: Sequence[str] = (), lenient: bool = False) -> Collection:
-    """Of `SWEEP.yaml key=value ...`, or of folders of runs; a lenient one does without those that cannot be read."""
+    """The runs of `SWEEP.yaml key=value ...` or of folders; `lenient` leaves out runs that cannot be read."""
     if not words:
         raise ConfigError("name a sweep's file, or folders of runs")
     first = Path(words[0])
     if first.is_dir() or not first.suffix:
-        return _of_folders(words, only, lenient)
-    sweep, cells = read(words[0], words[1:], only)
+        return _collect_folders(words, only, lenient)
+    sweep, sweep_runs = read_sweep(words[0], words[1:], only)
     row, columns = _table_axes(sweep)
-    outcomes = [
-        Outcome(
-            cell.name,
-            cell.at[row],
-            ", ".join(cell.at[axis] for axis in columns),
-            cell.run,
-            cell.rounds,
-            cell.config.evaluate.last,
+    runs = [
+        RunResult(
+            run.name,
+            run.labels[row],
+            ", ".join(run.labels[axis] for axis in columns),
+            run.run,
+            run.rounds,
+            run.config.evaluate.final_window,
         )
-        for cell in cells
+        for run in sweep_runs
     ]
-    return Collection(first.stem, outcomes, sweep, first.parent / "published.csv")
+    return Collection(first.stem, runs, sweep, first.parent / "published.csv")
 
 
 def _table_axes(sweep: Sweep) -> tuple[str, list[str]]:
-    """Which axis is the rows, and which make the columns; over seeds the table averages."""
-    names = [axis for axis in axes(sweep) if axis != SEED] or [SEED]
+    """The axis of the rows and those of the columns; the table averages over seeds."""
+    names = [axis for axis in axis_names(sweep) if axis != SEED] or [SEED]
     row = next((axis for axis in (ROW, LIST, "algorithm", "algorithm.name") if axis in names), names[0])
     rest = [axis for axis in names if axis != row]
     return row, sorted(rest, key=lambda axis: axis != COLUMN)
 
 
-def _of_folders(folders: Sequence[str], only: Sequence[str], lenient: bool) -> Collection:
-    if odd := [word for word in folders if "=" in word and not Path(word).exists()]:
-        raise ConfigError(f"{odd[0]} overrides nothing: runs that are there have their settings; name folders only")
-    found = {run.resolve(): run for folder in folders for run in runs_below(Path(folder))}
-    if not found:
+def _collect_folders(folders: Sequence[str], only: Sequence[str], lenient: bool) -> Collection:
+    if overrides := [word for word in folders if "=" in word and not Path(word).exists()]:
+        raise ConfigError(f"{overrides[0]} overrides nothing: existing runs have their settings; name folders only")
+    paths = {run.resolve(): run for folder in folders for run in find_runs(Path(folder))}
+    if not paths:
         raise ConfigError(f"no run in {', '.join(folders)}; a run's folder has a {CONFIG}")
-    configs, unread = _configs(found.values(), lenient)
-    by_name: dict[Any, list[dict[str, Any]]] = {}
+    configs, unreadable = _read_configs(paths.values(), lenient)
+    runs = _place_runs(configs)
+    selected = [run for run in runs if matches_any(run.path.name, (run.name, run.row, run.column), only)]
+    if not selected:
+        raise ConfigError(f"no run is {' or '.join(map(repr, only))}; {suggest(only[0], {run.row for run in runs})}")
+    return Collection("runs", selected, Sweep(), unreadable=unreadable)
+
+
+def _place_runs(configs: dict[Path, dict[str, Any]]) -> list[RunResult]:
+    """Rows are algorithms with their settings, columns whatever else differs between the runs."""
+    by_algorithm: dict[Any, list[dict[str, Any]]] = {}
     for config in configs.values():
-        by_name.setdefault(config.get("algorithm.name"), []).append(config)
-    within = {name: _differing(group, "algorithm.") for name, group in by_name.items()}
-    elsewhere = [key for key in _differing([*configs.values()], "") if not key.startswith("algorithm.")]
-    outcomes = []
+        by_algorithm.setdefault(config.get("algorithm.name"), []).append(config)
+    row_keys = {name: _differing_keys(group, "algorithm.") for name, group in by_algorithm.items()}
+    column_keys = [key for key in _differing_keys([*configs.values()], "") if not key.startswith("algorithm.")]
+    runs = []
     for path, config in configs.items():
         name = config.get("algorithm.name")
-        row = " ".join([str(name or "parts"), *(_told(config, key) for key in within[name])])
-        column = ", ".join(_told(config, key) for key in elsewhere)
-        outcomes.append(Outcome(str(path), row, column, path, RunFolder(path).rounds(), config.get("evaluate.last", 1)))
-    chosen = [o for o in outcomes if is_meant(o.path.name, (o.name, o.row, o.column), only)]
-    if not chosen:
-        raise ConfigError(f"no run is {' or '.join(map(repr, only))}; {nearest(only[0], {o.row for o in outcomes})}")
-    return Collection("runs", chosen, Sweep(), unread=unread)
+        row = " ".join([str(name or "parts"), *(_format_setting(config, key) for key in row_keys[name])])
+        column = ", ".join(_format_setting(config, key) for key in column_keys)
+        runs.append(
+            RunResult(
+                str(path), row, column, path, RunFolder(path).read_rounds(), config.get("evaluate.final_window", 1)
+            )
+        )
+    return runs
 
 
-def _configs(paths: Iterable[Path], lenient: bool) -> tuple[dict[Path, dict[str, Any]], dict[Path, str]]:
-    """Of each run, or why there is none; one at least has to be readable."""
-    configs, unread = dict[Path, dict[str, Any]](), dict[Path, str]()
+def _read_configs(paths: Iterable[Path], lenient: bool) -> tuple[dict[Path, dict[str, Any]], dict[Path, str]]:
+    """Configurations, and the errors of those that cannot be read; at least one has to be readable."""
+    configs, unreadable = dict[Path, dict[str, Any]](), dict[Path, str]()
     for path in paths:
         try:
-            configs[path] = _plain(path)
+            configs[path] = _read_config(path)
         except ConfigError as e:
             if not lenient:
                 raise
-            unread[path] = message(e)
+            unreadable[path] = error_message(e)
     if not configs:
-        raise ConfigError(next(iter(unread.values())))
-    return configs, unread
+        raise ConfigError(next(iter(unreadable.values())))
+    return configs, unreadable
 
 
-def _plain(path: Path) -> dict[str, Any]:
-    """The configuration as key.sub: value, without what changes no result; seeds are what a table averages over."""
-    given = read_yaml(path / CONFIG)
-    if not isinstance(given, dict) or type(given.get("rounds")) is not int:
+def _read_config(path: Path) -> dict[str, Any]:
+    """The configuration as key.sub: value, without what changes no result and what a table averages over."""
+    config = read_recorded_config(path / CONFIG)
+    if not isinstance(config, dict) or type(config.get("rounds")) is not int:
         raise ConfigError(f"{path / CONFIG} is not a configuration")
-    return {k: v for k, v in leaves(given) if k not in (SEED, "rounds") and not f"{k}.".startswith(_PLACES)}
+    return {key: value for key, value in settings_of(config).items() if key not in (SEED, "rounds")}
 
 
-_PLACES = tuple(f"{key}." for key in LAYOUT)
+def settings_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration as key.sub: value, without keys that change no result."""
+    return {key: value for key, value in flatten_keys(config) if not f"{key}.".startswith(_LAYOUT_PREFIXES)}
 
 
-def _differing(configs: Sequence[dict[str, Any]], prefix: str) -> list[str]:
+def _differing_keys(configs: Sequence[dict[str, Any]], prefix: str) -> list[str]:
     keys = dict.fromkeys(key for config in configs for key in config if key.startswith(prefix))
     return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
 
 
-def _told(config: dict[str, Any], key: str) -> str:
+def _format_setting(config: dict[str, Any], key: str) -> str:
     section, _, last = key.rpartition(".")
     value = config.get(key, "–")
-    return str(value) if last == "name" else f"{last}={value}" if section else f"{key}={value}"
+    return str(value) if last == "name" else f"{last if section else key}={value}"

@@ -1,30 +1,30 @@
-"""Learning curves: one panel a column, one line a row, the band over seeds."""
+"""Learning curves: one panel per column, one line per row, with a band over seeds."""
 
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_dist.drawing.base import COLOURS, DASHES, blank
-from fl_dist.results.collect import COSTS, Collection, Outcome
+from fl_dist.metrics.record import COSTS
+from fl_dist.plots.base import COLOURS, DASHES, new_figure
+from fl_dist.results.collect import Collection, RunResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ACROSS = 3
-"""Panels side by side."""
+PANELS_PER_ROW = 3
 
 
-def draw(found: Collection, file: Path, against: str = "rounds") -> bool:
-    """All runs that have a score so far; False: there are none, and no picture."""
-    columns = [column for column in found.columns if any(o.scores for row in found.rows for o in found.at(row, column))]
+def draw(collection: Collection, file: Path, against: str = "rounds") -> bool:
+    """All runs that have a score so far; False: no run has, and no file is written."""
+    columns = [column for column in collection.columns if any(_cells_with_scores(collection, column).values())]
     if not columns:
         return False
-    across = min(ACROSS, len(columns))
+    across = min(PANELS_PER_ROW, len(columns))
     down = -(-len(columns) // across)
-    figure = blank(file, (1.2 + 4.6 * across, 3.7 * down + 0.4))
+    figure = new_figure(file, (1.2 + 4.6 * across, 3.7 * down + 0.4))
     panels = figure.subplots(down, across, squeeze=False).ravel()
     for panel, column in zip(panels, columns, strict=False):
-        _panel(panel, found, column, against)
+        _draw_panel(panel, _cells_with_scores(collection, column), column, against)
     for panel in panels[len(columns) :]:
         panel.set_axis_off()
     handles, labels = panels[0].get_legend_handles_labels()
@@ -33,37 +33,35 @@ def draw(found: Collection, file: Path, against: str = "rounds") -> bool:
     return True
 
 
-def _panel(panel: "Axes", found: Collection, column: str, against: str) -> None:
-    for k, row in enumerate(found.rows):
-        runs = [run for run in found.at(row, column) if run.scores]
+def _cells_with_scores(collection: Collection, column: str) -> dict[str, list[RunResult]]:
+    return {row: [run for run in collection.cell(row, column) if run.scores] for row in collection.rows}
+
+
+def _draw_panel(panel: "Axes", cells: dict[str, list[RunResult]], column: str, against: str) -> None:
+    for k, (row, runs) in enumerate(cells.items()):
         colour, dash = COLOURS[k % len(COLOURS)], DASHES[k // len(COLOURS) % len(DASHES)]
         (line,) = panel.plot([], [], color=colour, linestyle=dash, label=row, linewidth=1.6)
         if not runs:
             continue
-        scale = 100 if runs[0].headline.percent else 1
-        # Up to where all of its seeds are, so that the mean is of the same runs everywhere.
+        scale = 100 if runs[0].primary_metric.percent else 1
+        # Only rounds that all seeds have, so that every mean is over the same runs.
         common = sorted(set.intersection(*({index for index, _ in run.scores} for run in runs)))
         scores = [dict(run.scores) for run in runs]
         values = [[scale * run[index] for run in scores] for index in common]
-        places = [statistics.fmean(_place(run, against, index) for run in runs) for index in common]
-        line.set_data(places, [statistics.fmean(v) for v in values])
+        x = [statistics.fmean(_position(run, against, index) for run in runs) for index in common]
+        line.set_data(x, [statistics.fmean(v) for v in values])
         if len(runs) > 1:
-            panel.fill_between(
-                places, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15, linewidth=0
-            )
+            low, high = [min(v) for v in values], [max(v) for v in values]
+            panel.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
     panel.relim()
     panel.autoscale_view()
-    metric = next(run.headline for row in found.rows for run in found.at(row, column) if run.scores)
-    panel.set(xlabel=LABELS[against], ylabel=f"test {metric.name}{' (%)' if metric.percent else ''}", title=column)
+    metric = next(run.primary_metric for runs in cells.values() for run in runs)
+    ylabel = f"test {metric.name}{' (%)' if metric.percent else ''}"
+    panel.set(xlabel=COSTS[against].label, ylabel=ylabel, title=column)
     panel.set_xlim(left=0)
     panel.grid(alpha=0.3, linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
 
 
-LABELS = {"rounds": "round", "gigabytes": "sent to and from clients (GB)", "passes": "passes", "minutes": "minutes"}
-LABELS |= {"local_minutes": "minutes of local training"}
-assert LABELS.keys() == COSTS.keys()
-
-
-def _place(run: Outcome, against: str, index: int) -> float:
-    return float(index) if against == "rounds" else run.spent(against, index)
+def _position(run: RunResult, against: str, index: int) -> float:
+    return float(index) if against == "rounds" else run.cost_until(index, against)

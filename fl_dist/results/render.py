@@ -2,98 +2,105 @@
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import groupby
 
-from fl_dist.results.table import FAILED, NO_RUN, NOT_REACHED, Figures, Measure, Number
+from fl_dist.results.table import FAILED, NO_RUN, NOT_REACHED, Measure, Number, ResultsTable
 
 
-def text(figures: Figures) -> str:
-    heads = _heads(figures)
-    lines = [["", *(column for column, _ in heads)]]
-    if any(measure for _, measure in heads):
-        lines.append(["", *(measure for _, measure in heads)])
-    lines += [
-        [row, *(shown(n, m, figures) for n, (_, m) in zip(numbers, figures.columns, strict=True))]
-        for row, numbers in figures.rows
-    ]
+def render_text(table: ResultsTable) -> str:
+    headers = _headers(table)
+    lines = [["", *(column for column, _ in headers)]]
+    if any(measure for _, measure in headers):
+        lines.append(["", *(measure for _, measure in headers)])
+    lines += [[row, *(cell for cell, _ in cells)] for row, cells in format_rows(table)]
     widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
-    table = ["  ".join(_placed(cell, widths[k], k) for k, cell in enumerate(line)).rstrip() for line in lines]
-    return "\n".join([*table, "", *figures.notes])
+    aligned = ["  ".join(_align(cell, widths[k], k) for k, cell in enumerate(line)).rstrip() for line in lines]
+    return "\n".join([*aligned, "", *table.notes])
 
 
-def _placed(cell: str, width: int, column: int) -> str:
+def _align(cell: str, width: int, column: int) -> str:
     return cell.rjust(width) if column else cell.ljust(width)
 
 
-def markdown(figures: Figures) -> str:
-    heads = [_marked(column) + (f"<br>{measure}" if measure else "") for column, measure in _heads(figures)]
-    lines = [["", *heads], ["---", *["---:"] * len(heads)]]
-    for k, (row, numbers) in enumerate(figures.rows):
-        cells = [_marked(shown(n, m, figures)) for n, (_, m) in zip(numbers, figures.columns, strict=True)]
-        lines.append([_marked(row), *(f"**{cell}**" if k in figures.best(c) else cell for c, cell in enumerate(cells))])
-    table = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([*table, "", _marked("; ".join(figures.notes))])
+def render_markdown(table: ResultsTable) -> str:
+    headers = [_escape_markdown(column) + (f"<br>{measure}" if measure else "") for column, measure in _headers(table)]
+    lines = [["", *headers], ["---", *["---:"] * len(headers)]]
+    for row, cells in format_rows(table):
+        bold = [f"**{_escape_markdown(cell)}**" if best else _escape_markdown(cell) for cell, best in cells]
+        lines.append([_escape_markdown(row), *bold])
+    rows = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([*rows, "", _escape_markdown("; ".join(table.notes))])
 
 
-def _marked(text: str) -> str:
-    """Text that Markdown shows as it is."""
+def _escape_markdown(text: str) -> str:
+    """Text that Markdown shows verbatim."""
     return "".join(f"\\{c}" if c in "\\|*`<[" else c for c in text)
 
 
-def latex(figures: Figures) -> str:
+def render_latex(table: ResultsTable) -> str:
     """For the package booktabs."""
-    heads = _heads(figures)
-    spans = [(column, len(list(group))) for column, group in groupby(column for column, _ in heads)]
+    headers = _headers(table)
+    spans = [(column, len(list(group))) for column, group in groupby(column for column, _ in headers)]
     top = " & ".join(
-        _escaped(column) if width == 1 else rf"\multicolumn{{{width}}}{{c}}{{{_escaped(column)}}}"
+        _escape_latex(column) if width == 1 else rf"\multicolumn{{{width}}}{{c}}{{{_escape_latex(column)}}}"
         for column, width in spans
     )
-    lines = [rf"\begin{{tabular}}{{l{'r' * len(heads)}}}", r"\toprule", rf" & {top} \\"]
-    if any(measure for _, measure in heads):
-        lines.append(rf" & {' & '.join(_escaped(measure) for _, measure in heads)} \\")
+    lines = [rf"\begin{{tabular}}{{l{'r' * len(headers)}}}", r"\toprule", rf" & {top} \\"]
+    if any(measure for _, measure in headers):
+        lines.append(rf" & {' & '.join(_escape_latex(measure) for _, measure in headers)} \\")
     lines.append(r"\midrule")
-    for k, (row, numbers) in enumerate(figures.rows):
-        cells = []
-        for c, (number, (_, measure)) in enumerate(zip(numbers, figures.columns, strict=True)):
-            cell = _escaped(shown(number, measure, figures))
-            cells.append(rf"\textbf{{{cell}}}" if k in figures.best(c) else cell)
-        lines.append(rf"{_escaped(row)} & {' & '.join(cells)} \\")
-    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in figures.notes)]
+    for row, cells in format_rows(table):
+        bold = [rf"\textbf{{{_escape_latex(cell)}}}" if best else _escape_latex(cell) for cell, best in cells]
+        lines.append(rf"{_escape_latex(row)} & {' & '.join(bold)} \\")
+    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in table.notes)]
     return "\n".join(lines)
 
 
-def long_csv(figures: Figures) -> str:
-    """One line a number."""
+def render_csv(table: ResultsTable) -> str:
+    """One line per number."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
         ["sweep", "row", "column", "measure", "value", "std", "finished", "runs", "published", "published_std"]
     )
-    for row, numbers in figures.rows:
-        for number, (column, measure) in zip(numbers, figures.columns, strict=True):
+    for row, numbers in table.rows:
+        for number, (column, measure) in zip(numbers, table.columns, strict=True):
             published = number.published or ("", "")
-            value, spread = (_plain(v, measure, figures) for v in (number.value, number.spread))
-            value = "x" if number.value is None and number.begun and measure.cost else value
+            value, spread = (_to_csv(v, measure, table) for v in (number.value, number.spread))
+            value = "x" if number.value is None and number.has_scores and measure.cost else value
             writer.writerow(
-                [figures.name, row, column, measure.name, value, spread, number.runs, number.of, *published]
+                [table.name, row, column, measure.name, value, spread, number.finished, number.runs, *published]
             )
     return out.getvalue().rstrip("\n")
 
 
-FORMATS: dict[str, Callable[[Figures], str]] = {"text": text, "markdown": markdown, "latex": latex, "csv": long_csv}
+FORMATS: dict[str, Callable[[ResultsTable], str]] = {
+    "text": render_text,
+    "markdown": render_markdown,
+    "latex": render_latex,
+    "csv": render_csv,
+}
 SUFFIXES = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
 
 
-def shown(number: Number, measure: Measure, figures: Figures) -> str:
-    """A cell: ours, and in brackets what was published."""
+def format_rows(table: ResultsTable) -> Iterator[tuple[str, list[tuple[str, bool]]]]:
+    """The label of each row, and its cells: as text, and whether they are the best of their column."""
+    best = [table.best(column) for column in range(len(table.columns))]
+    for k, (row, numbers) in enumerate(table.rows):
+        cells = zip(numbers, table.columns, best, strict=True)
+        yield row, [(_format_cell(number, measure, table), k in rows) for number, (_, measure), rows in cells]
+
+
+def _format_cell(number: Number, measure: Measure, table: ResultsTable) -> str:
+    """A cell: our number, and the published one in brackets."""
     if number.value is None:
-        ours = NOT_REACHED if number.begun and measure.cost else NO_RUN
+        ours = NOT_REACHED if number.has_scores and measure.cost else NO_RUN
     else:
-        ours = _figure(number.value, measure, figures)
+        ours = _format_value(number.value, measure, table)
         if number.spread is not None:
-            ours += f" ± {_figure(number.spread, measure, figures)}"
-    if number.begun and number.runs < number.of:
+            ours += f" ± {_format_value(number.spread, measure, table)}"
+    if number.is_partial:
         ours += "*"
     if number.published is None:
         return ours
@@ -103,32 +110,32 @@ def shown(number: Number, measure: Measure, figures: Figures) -> str:
     return f"{ours} ({value} ± {std})" if std else f"{ours} ({value})"
 
 
-def _figure(value: float, measure: Measure, figures: Figures) -> str:
+def _format_value(value: float, measure: Measure, table: ResultsTable) -> str:
     if measure.cost in ("rounds", "passes"):
         return f"{value:,.0f}"
     if measure.cost:
         return f"{value:.3g}"
     if measure.also:
         return f"{100 * value:.2f}" if measure.also.percent else f"{value:.4g}"
-    return figures.headline.shown(value).removesuffix(" %")
+    return table.primary_metric.format(value).removesuffix(" %")
 
 
-def _plain(value: float | None, measure: Measure, figures: Figures) -> str:
-    """A number for another program: percent as in the table, all its digits."""
+def _to_csv(value: float | None, measure: Measure, table: ResultsTable) -> str:
+    """All digits of a number, in percent where the table is."""
     if value is None:
         return ""
-    percent = measure.also.percent if measure.also else figures.headline.percent and not measure.cost
+    percent = measure.also.percent if measure.also else table.primary_metric.percent and not measure.cost
     return repr(100 * value if percent else value)
 
 
-def _heads(figures: Figures) -> list[tuple[str, str]]:
-    """Of each column the label and, where there are several kinds of numbers, which it holds."""
-    several = any(measure.cost or measure.also for _, measure in figures.columns)
-    return [(column or figures.headline.name, measure.head if several else "") for column, measure in figures.columns]
+def _headers(table: ResultsTable) -> list[tuple[str, str]]:
+    """The label of each column and, if there are several kinds of numbers, its kind."""
+    several = any(measure.cost or measure.also for _, measure in table.columns)
+    return [(column or table.primary_metric.name, measure.head if several else "") for column, measure in table.columns]
 
 
-LATEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "±": r"$\pm$"}
-LATEX |= {
+LATEX_ESCAPES = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "±": r"$\pm$"}
+LATEX_ESCAPES |= {
     NOT_REACHED: r"$\times$",
     NO_RUN: "--",
     "~": r"\textasciitilde{}",
@@ -137,5 +144,5 @@ LATEX |= {
 }
 
 
-def _escaped(text: str) -> str:
-    return "".join(LATEX.get(c, c) for c in text)
+def _escape_latex(text: str) -> str:
+    return "".join(LATEX_ESCAPES.get(c, c) for c in text)

@@ -7,53 +7,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_dist.common.reading import ConfigError
-from fl_dist.common.words import counted, shortened
-from fl_dist.config.sweeps import Also, Table
-from fl_dist.results.collect import Collection, Outcome
-from fl_dist.tasks import Headline
+from fl_dist.common.errors import ConfigError
+from fl_dist.common.formatting import pluralize, shorten
+from fl_dist.config.sweeps import ExtraColumn, TableSettings
+from fl_dist.results.collect import Collection, RunResult
+from fl_dist.tasks import PrimaryMetric
 
 PUBLISHED = ("sweep", "row", "column", "measure", "value", "std")
 NOT_REACHED, NO_RUN, FAILED = "×", "–", "failed"
 Published = dict[tuple[str, str, str], tuple[str, str]]
-MOST_NAMED = 5
+MAX_NAMES = 5
 """Unfinished runs that are named below a table."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What a column of numbers is."""
+    """What the numbers of a column are."""
 
     name: str
     """As in a file of published numbers: mean, last, best, rounds@0.8, or what the sweep's table also shows."""
     head: str
     cost: str | None = None
     target: float = 0.0
-    also: Also | None = None
+    also: ExtraColumn | None = None
 
 
 @dataclass(frozen=True)
 class Number:
-    """One cell: over how many runs of how many, and what was published."""
+    """One cell: the mean over its finished runs or, if none is finished, over those that have a score."""
 
     value: float | None
     spread: float | None
+    finished: int
     runs: int
-    of: int
-    counted: int
-    """Runs that the value is of: the finished ones, or all that have begun if none is."""
-    begun: bool
+    has_scores: bool
     published: tuple[str, str] | None = None
-    over: str = "seeds"
-    """What the spread is of: seeds or rounds."""
+    spread_over: str = "seeds"
+    """Or rounds."""
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it is not yet over all runs of its cell."""
+        return self.has_scores and self.finished < self.runs
 
 
 @dataclass(frozen=True)
-class Figures:
+class ResultsTable:
     """A whole table before it is written."""
 
     name: str
-    headline: Headline
+    primary_metric: PrimaryMetric
     columns: list[tuple[str, Measure]]
     rows: list[tuple[str, list[Number]]]
     notes: list[str]
@@ -63,149 +66,158 @@ class Figures:
         _, measure = self.columns[column]
         values = {k: row[column].value for k, (_, row) in enumerate(self.rows)}
         known = {k: value for k, value in values.items() if value is not None}
-        if not known or sum(row[column].begun for _, row in self.rows) < 2:
+        if not known or sum(row[column].has_scores for _, row in self.rows) < 2:
             return set()
-        least = measure.also.best == "min" if measure.also else measure.cost or self.headline.best == "min"
-        best = (min if least else max)(known.values())
+        minimize = measure.also.best == "min" if measure.also else measure.cost or self.primary_metric.best == "min"
+        best = (min if minimize else max)(known.values())
         return {k for k, value in known.items() if value == best}
 
 
-def figures(found: Collection, table: Table, costs: Sequence[str], published: Path | None) -> Figures:
+def build_table(
+    collection: Collection, table: TableSettings, costs: Sequence[str], published: Path | None
+) -> ResultsTable:
     """Every row and column of the runs, by the sweep's table."""
-    headline = next((o.headline for o in found.outcomes if o.history), found.outcomes[0].headline)
-    if headline.percent and (high := [t for column in found.columns for t in table.targets_of(column) if t > 1]):
+    runs = collection.runs
+    metric = next((run.primary_metric for run in runs if run.records), runs[0].primary_metric)
+    targets = [target for column in collection.columns for target in table.targets_of(column)]
+    if metric.percent and (high := [target for target in targets if target > 1]):
         raise ConfigError(f"a target of {high[0]:g} is beyond all: write 0.8 for 80 %")
-    numbers = _read_published(published, found.name) if published else {}
-    columns = [(c, m) for c in found.columns for m in _measures(table, c, costs, headline)]
-    columns = [(c, m) for c, m in columns if not m.also or _has(found, c, m.also, m.name, numbers)]
+    numbers = _read_published(published, collection.name) if published else {}
+    columns = [(c, m) for c in collection.columns for m in _measures(table, c, costs, metric)]
+    columns = [(c, m) for c, m in columns if not m.also or _has_numbers(collection, c, m.also, m.name, numbers)]
     rows = [
-        (row, [_number(found.at(row, c), m, table, numbers.get((row, c, m.name))) for c, m in columns])
-        for row in found.rows
+        (row, [_number(collection.cell(row, c), m, table, numbers.get((row, c, m.name))) for c, m in columns])
+        for row in collection.rows
     ]
-    return Figures(found.name, headline, columns, rows, _notes(found, table, headline, columns, rows))
+    return ResultsTable(collection.name, metric, columns, rows, _notes(collection, table, metric, columns, rows))
 
 
-def _measures(table: Table, column: str, costs: Sequence[str], headline: Headline) -> list[Measure]:
-    reached = [
-        Measure(f"{cost}@{target:g}", f"{cost.replace('_', ' ')} to {_target(target, headline)}", cost, target)
+def _measures(table: TableSettings, column: str, costs: Sequence[str], metric: PrimaryMetric) -> list[Measure]:
+    to_targets = [
+        Measure(f"{cost}@{target:g}", f"{cost.replace('_', ' ')} to {_format_target(target, metric)}", cost, target)
         for target in table.targets_of(column)
         for cost in costs
     ]
-    besides = [Measure(name, name.replace("_", " "), also=also) for name, also in table.also.items()]
-    return [Measure(table.measure, headline.name), *reached, *besides]
+    extra = [Measure(name, name.replace("_", " "), also=also) for name, also in table.extra_columns.items()]
+    return [Measure(table.measure, metric.name), *to_targets, *extra]
 
 
-def _has(found: Collection, column: str, also: Also, name: str, published: Published) -> bool:
+def _has_numbers(collection: Collection, column: str, also: ExtraColumn, name: str, published: Published) -> bool:
     if also.columns is not None:
         return column in also.columns
-    runs = [run for row in found.rows for run in found.at(row, column)]
-    return any((row, column, name) in published for row in found.rows) or any(run.numbers(also.key) for run in runs)
+    runs = [run for run in collection.runs if run.column == column]
+    return any((row, column, name) in published for row in collection.rows) or any(r.numbers(also.key) for r in runs)
 
 
-def _target(target: float, headline: Headline) -> str:
-    return f"{100 * target:g} %" if headline.percent else f"{target:g}"
+def _format_target(target: float, metric: PrimaryMetric) -> str:
+    return f"{100 * target:g} %" if metric.percent else f"{target:g}"
 
 
-def _number(runs: Sequence[Outcome], measure: Measure, table: Table, published: tuple[str, str] | None) -> Number:
+def _number(
+    runs: Sequence[RunResult], measure: Measure, table: TableSettings, published: tuple[str, str] | None
+) -> Number:
     finished = [run for run in runs if run.finished]
-    begun = [run for run in runs if run.scores]
-    counted_runs = finished or begun
-    known = [_of_run(run, measure, table) for run in counted_runs]
-    values = [value for value in known if value is not None]
-    if measure.cost and len(values) < len(known):
-        values = []  # a mean over those that reached it would flatter
+    with_scores = [run for run in runs if run.scores]
+    counted = finished or with_scores
+    per_run = [_value(run, measure, table) for run in counted]
+    values = [value for value in per_run if value is not None]
+    if measure.cost and len(values) < len(per_run):
+        values = []  # a mean over only the runs that reached the target would flatter
     over = table.spread or ("rounds" if len(values) == 1 else "seeds")
     spread = statistics.stdev(values) if over == "seeds" and len(values) > 1 else None
     if over == "rounds" and measure.cost is None and measure.also is None:
-        spread = _own_spread(counted_runs, table)
+        spread = _spread_over_rounds(counted, table)
     value = statistics.fmean(values) if values else None
-    return Number(value, spread, len(finished), len(runs), len(counted_runs), bool(begun), published, over)
+    return Number(value, spread, len(finished), len(runs), bool(with_scores), published, over)
 
 
-def _of_run(run: Outcome, measure: Measure, table: Table) -> float | None:
+def _value(run: RunResult, measure: Measure, table: TableSettings) -> float | None:
     if measure.cost is not None:
-        reached = first_at(run, measure.target)
-        return None if reached is None else run.spent(measure.cost, reached)
+        first = first_round_reaching(run, measure.target)
+        return None if first is None else run.cost_until(first, measure.cost)
     if measure.also is None:
-        return final(run, table)
-    found = run.numbers(measure.also.key)
-    values = [value for value in (found if measure.also.over == "mean" else found[-1:]) if value is not None]
+        return final_score(run, table)
+    numbers = run.numbers(measure.also.key)
+    values = [value for value in (numbers if measure.also.over == "mean" else numbers[-1:]) if value is not None]
     return statistics.fmean(values) if values else None
 
 
-def final(run: Outcome, table: Table) -> float | None:
+def final_score(run: RunResult, table: TableSettings) -> float | None:
     """The score of one run."""
     if not run.scores:
         return None
     if table.measure == "best":
-        return (max if run.headline.best == "max" else min)(score for _, score in run.scores)
-    return run.scores[-1][1] if table.measure == "last" else statistics.fmean(_tail(run, table))
+        return (max if run.primary_metric.best == "max" else min)(score for _, score in run.scores)
+    return run.scores[-1][1] if table.measure == "last" else statistics.fmean(_final_scores(run, table))
 
 
-def _tail(run: Outcome, table: Table) -> list[float]:
-    since = run.done - (table.last or run.last)
-    return [score for index, score in run.scores if index > since] or [run.scores[-1][1]]
+def _final_scores(run: RunResult, table: TableSettings) -> list[float]:
+    before = run.last_round - (table.final_window or run.final_window)
+    return [score for index, score in run.scores if index > before] or [run.scores[-1][1]]
 
 
-def _own_spread(runs: Sequence[Outcome], table: Table) -> float | None:
-    """Of runs that are averaged over their last rounds: the deviation of those, as papers with one seed print it."""
-    tails = [_tail(run, table) for run in runs if run.scores]
-    if table.measure != "mean" or not tails or min(map(len, tails)) < 2:
+def _spread_over_rounds(runs: Sequence[RunResult], table: TableSettings) -> float | None:
+    """The deviation over the last rounds that a run is averaged over, as papers with one seed print it."""
+    final = [_final_scores(run, table) for run in runs if run.scores]
+    if table.measure != "mean" or not final or min(map(len, final)) < 2:
         return None
-    return statistics.fmean(map(statistics.stdev, tails))
+    return statistics.fmean(map(statistics.stdev, final))
 
 
-def first_at(run: Outcome, target: float) -> int | None:
+def first_round_reaching(run: RunResult, target: float) -> int | None:
     """The first evaluated round that reaches the target."""
-    better = (lambda score: score >= target) if run.headline.best == "max" else (lambda score: score <= target)
-    return next((index for index, score in run.scores if better(score)), None)
+    sign = 1 if run.primary_metric.best == "max" else -1
+    return next((index for index, score in run.scores if sign * score >= sign * target), None)
 
 
 def _notes(
-    found: Collection,
-    table: Table,
-    headline: Headline,
+    collection: Collection,
+    table: TableSettings,
+    metric: PrimaryMetric,
     columns: Sequence[tuple[str, Measure]],
     rows: Sequence[tuple[str, list[Number]]],
 ) -> list[str]:
-    shown = [(number, measure) for _, row in rows for number, (_, measure) in zip(row, columns, strict=True)]
-    numbers = [number for number, _ in shown]
-    notes = [_what(found, table, headline, numbers), *_published_notes(table, shown)]
-    if any(_is_missed(number, measure) for number, measure in shown):
+    cells = [(number, measure) for _, row in rows for number, (_, measure) in zip(row, columns, strict=True)]
+    numbers = [number for number, _ in cells]
+    notes = [_describe_metric(collection, table, metric, numbers), *_published_notes(table, cells)]
+    if any(_is_missed(number, measure) for number, measure in cells):
         notes.append(f"{NOT_REACHED} not reached")
-    unfinished = [run for run in found.outcomes if not run.finished]
+    unfinished = [run for run in collection.runs if not run.finished]
     if unfinished:
-        if any(number.begun and number.runs < number.of for number in numbers):
+        if any(number.is_partial for number in numbers):
             notes.append("* not all runs of this cell are finished")
-        named = [f"{run.name} ({run.done} of {run.rounds} rounds)" for run in unfinished[:MOST_NAMED]]
-        more = [f"{len(unfinished) - MOST_NAMED:,} more"] if len(unfinished) > MOST_NAMED else []
-        of = f"{len(unfinished):,} of {counted(len(found.outcomes), 'run')}"
-        notes.append(f"not finished: {of}: {', '.join([*named, *more])}")
+        names = [f"{run.name} ({run.last_round} of {run.rounds} rounds)" for run in unfinished[:MAX_NAMES]]
+        more = [f"{len(unfinished) - MAX_NAMES:,} more"] if len(unfinished) > MAX_NAMES else []
+        count = f"{len(unfinished):,} of {pluralize(len(collection.runs), 'run')}"
+        notes.append(f"not finished: {count}: {', '.join([*names, *more])}")
     return notes
 
 
-def _what(found: Collection, table: Table, headline: Headline, numbers: Sequence[Number]) -> str:
+def _describe_metric(
+    collection: Collection, table: TableSettings, metric: PrimaryMetric, numbers: Sequence[Number]
+) -> str:
     """What the metric is, and what ± is over."""
-    seeds = max(len(found.at(row, column)) for row in found.rows for column in found.columns)
-    last = sorted({min(table.last or run.last, run.rounds) for run in found.outcomes})
-    span = f"the last {counted(last[0], 'round')}" if len(last) == 1 else "the last rounds"
+    seeds = max(len(collection.cell(row, column)) for row in collection.rows for column in collection.columns)
+    windows = sorted({min(table.final_window or run.final_window, run.rounds) for run in collection.runs})
+    span = f"the last {pluralize(windows[0], 'round')}" if len(windows) == 1 else "the last rounds"
     over = {"mean": f"mean of {span}", "last": "last round", "best": "best round"}[table.measure]
-    told = f"{headline.name}{' in %' if headline.percent else ''}: {over}"
-    spread = {number.over for number in numbers if number.spread is not None}
+    description = f"{metric.name}{' in %' if metric.percent else ''}: {over}"
+    spread = {number.spread_over for number in numbers if number.spread is not None}
     if not spread:
-        return told
+        return description
     kinds = {"seeds": f"{seeds} seeds", "rounds": span}
     mean = ", the mean of those of the seeds" if table.spread == "rounds" and seeds > 1 else ""
-    return f"{told}; ± deviation over {' or, of one run, over '.join(kinds[k] for k in kinds if k in spread)}{mean}"
+    deviation = " or, of one run, over ".join(kinds[kind] for kind in kinds if kind in spread)
+    return f"{description}; ± deviation over {deviation}{mean}"
 
 
-def _published_notes(table: Table, shown: Sequence[tuple[Number, Measure]]) -> list[str]:
-    known = [(*number.published, measure) for number, measure in shown if number.published]
-    if not known:
+def _published_notes(table: TableSettings, cells: Sequence[tuple[Number, Measure]]) -> list[str]:
+    published = [(*number.published, measure) for number, measure in cells if number.published]
+    if not published:
         return []
-    spread = table.published_spread if any(std for _, std, _ in known) else None
+    spread = table.published_spread if any(std for _, std, _ in published) else None
     notes = [f"in brackets: as published{f' (± {spread})' if spread else ''}"]
-    if any(value == "x" and measure.cost is None for value, _, measure in known):
+    if any(value == "x" and measure.cost is None for value, _, measure in published):
         notes.append(f"{FAILED}: training failed there")
     return notes
 
@@ -213,7 +225,7 @@ def _published_notes(table: Table, shown: Sequence[tuple[Number, Measure]]) -> l
 def _is_missed(number: Number, measure: Measure) -> bool:
     """Whether its cell has the sign of a target that was not reached."""
     published = number.published is not None and number.published[0] == "x"
-    return measure.cost is not None and (number.begun and number.value is None or published)
+    return measure.cost is not None and (number.has_scores and number.value is None or published)
 
 
 def _read_published(file: Path, sweep: str) -> Published:
@@ -225,19 +237,19 @@ def _read_published(file: Path, sweep: str) -> Published:
     except (OSError, UnicodeDecodeError, csv.Error) as e:
         raise ConfigError(f"cannot read the published numbers in {file}: {e}") from None
     if set(head) != set(PUBLISHED):
-        raise ConfigError(f"{file} is no table of {', '.join(PUBLISHED)}: that has to be its first line")
+        raise ConfigError(f"{file} has another header: its first line has to be {','.join(PUBLISHED)}")
     for number, row in enumerate(rows, 2):
         if set(row) != set(PUBLISHED) or None in row.values():
-            raise ConfigError(f"{file}, line {number}: a line has {', '.join(PUBLISHED)}")
+            raise ConfigError(f"{file}, line {number} has to have the fields {', '.join(PUBLISHED)}")
         for key in ("value", "std"):
             if not _is_number(row[key], key):
-                raise ConfigError(f"{file}, line {number}: {key} is {shortened(repr(row[key]))}, not a number")
+                raise ConfigError(f"{file}, line {number}: {key} is {shorten(repr(row[key]))}, not a number")
     own = [row for row in rows if row["sweep"] == sweep]
     return {(row["row"], row["column"], row["measure"]): (row["value"], row["std"]) for row in own}
 
 
 def _is_number(text: str, key: str) -> bool:
-    """x: a target that was not reached, or training that failed; a deviation may be absent."""
+    """Or x for a target that was not reached or training that failed; a deviation may be empty."""
     if text == ("x" if key == "value" else ""):
         return True
     try:

@@ -1,1 +1,1 @@
-"""What a run leaves on disk: its folder, metrics, checkpoints; files that are whole or absent."""
+"""What a run leaves on disk: its folder, metrics, checkpoints; files that are complete or absent."""

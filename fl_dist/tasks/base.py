@@ -1,46 +1,46 @@
-"""What a task is: how rows become a batch, what is minimised, what is measured."""
+"""The base of tasks: how rows become a batch, what is minimised, what is measured."""
 
 from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from fl_dist.common.contract import Mistake, what
+from fl_dist.algorithms.core import Batch
+from fl_dist.common.hook_contract import HookContractError, describe_value, require_number
 from fl_dist.common.registry import Registry
-from fl_dist.core import Batch
 from fl_dist.data import Dataset
 
 
-class Headline(NamedTuple):
+class PrimaryMetric(NamedTuple):
     """The metric by which a run is judged."""
 
     name: str = "loss"
     best: Literal["max", "min"] = "min"
     percent: bool = False
 
-    def shown(self, value: float) -> str:
+    def format(self, value: float) -> str:
         return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
 
 
 class Task:
-    """One way to learn; `loss` and `measure` have to be there, the rest has defaults."""
+    """What is learnt; `loss` and `measure` are required, the rest has defaults."""
 
     logits = False
-    """Whether, once aligned, outputs are scores of classes and targets their numbers: what distillation needs."""
-    headline: ClassVar[Headline] = Headline()
+    """Whether aligned outputs are scores of classes and aligned targets class numbers, as distillation needs them."""
+    primary_metric: ClassVar[PrimaryMetric] = PrimaryMetric()
 
     def check(self, data: Dataset) -> None:
-        """Raise ValueError if this data cannot be learnt so."""
+        """Raise DataError if the task cannot use this data."""
 
     def outputs(self, data: Dataset) -> int:
-        """How many numbers the model has to give for a row, or a token."""
+        """How many numbers the model must return per row, or per token."""
         return data.classes
 
     def batch(self, x: Tensor, y: Tensor) -> Batch:
-        """Rows of the data, already normalised, as what the model is given and what it should say."""
+        """Normalised rows of the data as the model's inputs and targets."""
         return x, y
 
     def align(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and targets with one row a prediction, without those that do not count."""
+        """Outputs and targets with one row per prediction, without those that do not count."""
         return outputs, y
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -48,39 +48,45 @@ class Task:
         raise NotImplementedError
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """By name, values (of aligned predictions) whose mean over the test set is the metric; `loss` among them."""
+        """Values per aligned prediction, by name; their means over the test set are metrics. `loss` must be there."""
         raise NotImplementedError
 
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
-        """The means, and what follows from them."""
+        """The metrics, from the means of what `measure` returned."""
         return means
 
 
-def described(name: str, targets: Tensor) -> str:
-    """What a data set has as targets, as the end of a message."""
-    if targets.dim() == 2 and not targets.shape[1]:
+def describe_tensor(name: str, tensor: Tensor) -> str:
+    """A tensor of a data set, for the end of a message."""
+    if tensor.dim() == 2 and not tensor.shape[1]:
         return f"{name} is missing"
-    return f"{name} is of {str(targets.dtype).removeprefix('torch.')} and shape {list(targets.shape)}"
+    return f"{name} has type {str(tensor.dtype).removeprefix('torch.')} and shape {list(tensor.shape)}"
 
 
-def try_task(task: Task, name: str, outputs: Tensor, y: Tensor) -> None:
-    """Whether loss and metrics of a batch are what they have to be; Mistake says what they are instead."""
+def check_task(task: Task, name: str, outputs: Tensor, y: Tensor) -> None:
+    """HookContractError unless loss and metrics of a batch are what they must be."""
+    if hasattr(task, "headline"):
+        raise HookContractError(f"task {name} has 'headline', which is called 'primary_metric'; rename it")
     aligned = task.align(outputs, y)
     loss = task.loss(*aligned)
     if not isinstance(loss, Tensor) or loss.dim():
-        raise Mistake(f"task {name}: loss gave {what(loss)}, not a tensor of one number")
+        raise HookContractError(f"task {name}: loss gave {describe_value(loss)}, not a tensor of one number")
     values = task.measure(*aligned)
     if not isinstance(values, dict) or not all(isinstance(value, Tensor) for value in values.values()):
-        raise Mistake(f"task {name}: measure gave {what(values)}, not a dict of tensors")
+        raise HookContractError(f"task {name}: measure gave {describe_value(values)}, not a dict of tensors")
     for metric, value in values.items():
         if not value.dim():
-            raise Mistake(f"task {name}: measure gave one number for {metric!r}, not the values of its rows")
-    if task.headline.best not in ("max", "min"):
-        raise Mistake(f"task {name}: the best of its headline is {task.headline.best!r}, not max or min")
+            raise HookContractError(f"task {name}: measure gave one number for {metric!r}, not the values of its rows")
+    primary = task.primary_metric
+    if primary.best not in ("max", "min"):
+        raise HookContractError(f"task {name}: the best of its primary_metric is {primary.best!r}, not max or min")
     metrics = task.metrics({metric: float(value.double().mean()) for metric, value in values.items()})
-    for metric in ("loss", task.headline.name):
+    for metric in ("loss", primary.name):
         if metric not in metrics:
-            raise Mistake(f"task {name}: its metrics are {', '.join(metrics) or 'none'}; {metric!r} is missing")
+            known = ", ".join(metrics) or "none"
+            raise HookContractError(f"task {name}: its metrics are {known}; {metric!r} is missing")
+    for metric, number in metrics.items():
+        require_number(f"task {name}: metrics, for {metric!r},", number)
 
 
 tasks: Registry[Task] = Registry("task", Task)

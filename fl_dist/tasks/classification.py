@@ -1,4 +1,4 @@
-"""One label a row, cross-entropy, accuracy."""
+"""One label per row, cross-entropy, accuracy."""
 
 from typing import ClassVar
 
@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fl_dist.common.errors import DataError
 from fl_dist.data import Dataset
-from fl_dist.tasks.base import Headline, Task, described, tasks
+from fl_dist.tasks.base import PrimaryMetric, Task, describe_tensor, tasks
 
 
 @tasks.register
@@ -15,21 +16,21 @@ class Classification(Task):
     """Cross-entropy of labels 0 to classes - 1."""
 
     logits = True
-    headline: ClassVar = Headline("accuracy", "max", percent=True)
+    primary_metric: ClassVar = PrimaryMetric("accuracy", "max", percent=True)
 
     def check(self, data: Dataset) -> None:
         for name in ("y_train", "y_test"):
             y: Tensor = getattr(data, name)
             if y.dim() != 1 or y.is_floating_point():
-                raise ValueError(
-                    f"task classification needs a whole number as the label of each row; {described(name, y)}: "
-                    "set task.name to what fits"
+                raise DataError(
+                    f"task classification needs a whole number as the label of each row; {describe_tensor(name, y)}: "
+                    "set task.name to one that fits"
                 )
 
         low, high = (int(extreme) for extreme in torch.aminmax(self._labels(data)))
         if low < 0 or (data.classes and high >= data.classes):
-            wrong, known = (low if low < 0 else high), f"; it has {data.classes} classes" if data.classes else ""
-            raise ValueError(f"the data has a label {wrong}: number labels from 0 on{known}")
+            wrong, classes = (low if low < 0 else high), f"; it has {data.classes} classes" if data.classes else ""
+            raise DataError(f"the data has a label {wrong}: number labels from 0 on{classes}")
 
     def outputs(self, data: Dataset) -> int:
         return data.classes or int(self._labels(data).max()) + 1

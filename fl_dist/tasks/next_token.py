@@ -1,4 +1,4 @@
-"""Language models: each token of a row is to be predicted from those before it."""
+"""Language models: predict each token of a row from those before it."""
 
 import math
 from typing import Annotated, ClassVar
@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.core import Batch
+from fl_dist.algorithms.core import Batch
+from fl_dist.common.errors import DataError
 from fl_dist.data import Dataset
-from fl_dist.tasks.base import Headline, Task, tasks
+from fl_dist.tasks.base import PrimaryMetric, Task, describe_tensor, tasks
 
 
 @tasks.register
@@ -20,32 +21,35 @@ def next_token(
     ] = None,
     padding: Annotated[int | None, Field(ge=0, description="the id that fills short rows and is not learnt")] = None,
 ) -> Task:
-    """Rows of L + 1 ids; the model is given the first L and has to give [n, L, vocabulary]."""
+    """Rows of L + 1 ids; the model gets the first L and returns [n, L, vocabulary]."""
     return NextToken(vocabulary, padding)
 
 
 class NextToken(Task):
     logits = True
-    headline: ClassVar = Headline("perplexity", "min")
+    primary_metric: ClassVar = PrimaryMetric("perplexity", "min")
 
     def __init__(self, vocabulary: int | None, padding: int | None) -> None:
         self.vocabulary, self.padding = vocabulary, padding
 
     def check(self, data: Dataset) -> None:
         x = data.x_train
-        if data.is_real or x.dim() != 2 or x.shape[1] < 2:
-            raise ValueError(
-                "task next_token needs rows of at least two ids, in an integer type other than uint8; x_train is of "
-                f"{str(x.dtype).removeprefix('torch.')} and shape {list(x.shape)}"
+        if data.is_numeric or x.dim() != 2 or x.shape[1] < 2:
+            raise DataError(
+                "task next_token needs rows of at least two ids; "
+                + describe_tensor("x_train", x)
+                + ": store ids as int32 or int64"
             )
         for name in ("x_train", "x_test"):
             if self.padding is not None and not bool((getattr(data, name)[:, 1:] != self.padding).any()):
-                raise ValueError(f"task next_token: {name} holds nothing but padding, {self.padding}")
-        if self.vocabulary is not None and data.ids > self.vocabulary:
-            raise ValueError(f"task.vocabulary is {self.vocabulary}, but the data has ids up to {data.ids - 1}")
+                raise DataError(f"task next_token: {name} holds nothing but padding, {self.padding}")
+        if self.vocabulary is not None and data.vocabulary_size > self.vocabulary:
+            raise DataError(
+                f"task.vocabulary is {self.vocabulary}, but the data has ids up to {data.vocabulary_size - 1}"
+            )
 
     def outputs(self, data: Dataset) -> int:
-        return self.vocabulary or data.ids
+        return self.vocabulary or data.vocabulary_size
 
     def batch(self, x: Tensor, y: Tensor) -> Batch:
         return x[:, :-1], x[:, 1:]
@@ -54,8 +58,8 @@ class NextToken(Task):
         outputs, y = outputs.flatten(0, 1), y.flatten()
         if self.padding is None:
             return outputs, y
-        counts = y != self.padding
-        return outputs[counts], y[counts]
+        is_token = y != self.padding
+        return outputs[is_token], y[is_token]
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         # A batch may hold nothing but padding.

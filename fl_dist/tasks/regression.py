@@ -1,4 +1,4 @@
-"""One or more numbers a row."""
+"""One or more numbers per row."""
 
 import math
 from collections.abc import Callable
@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from fl_dist.common.errors import DataError
 from fl_dist.data import Dataset
-from fl_dist.tasks.base import Headline, Task, described, tasks
+from fl_dist.tasks.base import PrimaryMetric, Task, describe_tensor, tasks
 
 LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber_loss}
 
@@ -18,7 +19,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "mae": F.l1_loss,
 class Regression(Task):
     """Targets of floating point, [n] or [n, k]; loss, root mean square and mean error are over all their entries."""
 
-    headline: ClassVar = Headline("rmse", "min")
+    primary_metric: ClassVar = PrimaryMetric("rmse", "min")
 
     def __init__(
         self,
@@ -32,8 +33,8 @@ class Regression(Task):
     def check(self, data: Dataset) -> None:
         y = data.y_train
         if not y.is_floating_point() or y.dim() > 2 or not y.numel():
-            raise ValueError(
-                f"task regression needs targets of floating point, [n] or [n, k]; {described('y_train', y)}"
+            raise DataError(
+                f"task regression needs targets of floating point, [n] or [n, k]; {describe_tensor('y_train', y)}"
             )
 
     def outputs(self, data: Dataset) -> int:

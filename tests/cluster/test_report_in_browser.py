@@ -9,26 +9,33 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_runs import append, pretend, row
 from tests.support.marks import timing
-from tests.support.report_pages import ALL, EVIL, made, served, train_with_diagnostics, write_sweep
-from tests.support.requirements import lacking
-from tests.support.waiting import PATIENCE
+from tests.support.report_pages import (
+    ALL_SECTIONS,
+    HTML_INJECTION,
+    render,
+    serve_report,
+    train_with_diagnostics,
+    write_sweep,
+)
+from tests.support.requirements import skip_or_fail
+from tests.support.sample_runs import append_records, round_record, write_run
+from tests.support.waiting import TIMEOUT_SECONDS
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def sweep(here: Path) -> Path:
-    return write_sweep(here)
+def sweep(working_folder: Path) -> Path:
+    return write_sweep(working_folder)
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_with_diagnostics(tmp_path_factory.mktemp("real") / "run")
 
 
@@ -37,10 +44,10 @@ FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-DRAWN = (
+COUNT_DRAWN_PLOTS = (
     "return [...document.querySelectorAll('.plot')].filter(n => n.querySelector('svg.main-svg path, canvas')).length"
 )
-SLOW = """const react = Plotly.react;
+SLOW_DRAWING = """const react = Plotly.react;
 Plotly.react = (...all) => {
   const end = performance.now() + 4000;
   while (performance.now() < end);
@@ -48,10 +55,10 @@ Plotly.react = (...all) => {
   window.slowed = true;
   return react(...all);
 }"""
-"""Drawing takes four seconds, once."""
+"""Makes drawing take four seconds, once."""
 
 
-def why_no_browser() -> str | None:
+def missing_browser_reason() -> str | None:
     try:
         import selenium  # noqa: F401
     except ImportError:
@@ -74,27 +81,27 @@ class Browser:
         self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
 
     def open(self, address: str) -> None:
-        self.narrow(1280)
+        self.set_width(1280)
         for kind in ("browser", "performance"):
             self.driver.get_log(kind)
         self.driver.get(address)
 
-    def narrow(self, width: int) -> None:
+    def set_width(self, width: int) -> None:
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
-    def ask(self, script: str) -> Any:
+    def execute(self, script: str) -> Any:
         return self.driver.execute_script(script)
 
-    def wait(self, script: str, wanted: Callable[[Any], bool] = bool) -> Any:
-        end = time.monotonic() + PATIENCE
-        while not wanted(found := self.ask(script)):
-            assert time.monotonic() < end, f"{script} is still {found!r}; {self.errors()}"
+    def wait(self, script: str, predicate: Callable[[Any], bool] = bool) -> Any:
+        end = time.monotonic() + TIMEOUT_SECONDS
+        while not predicate(value := self.execute(script)):
+            assert time.monotonic() < end, f"{script} is still {value!r}; {self.errors()}"
             time.sleep(0.05)
-        return found
+        return value
 
-    def walk(self) -> None:
-        """Look at all of the page, which draws what is in sight."""
+    def scroll_through(self) -> None:
+        """Scroll through the page, which draws only visible plots."""
         self.wait(
             "const all = [...document.querySelectorAll('.plot')];"
             "const next = all.find(n => !n.classList.contains('js-plotly-plot'));"
@@ -111,8 +118,8 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if reason := why_no_browser():
-        lacking("browser", reason)
+    if reason := missing_browser_reason():
+        skip_or_fail("browser", reason)
     browser = Browser(tmp_path_factory.mktemp("chromium"))
     yield browser
     browser.driver.quit()
@@ -120,47 +127,59 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @timing
 class TestBrowser:
-    def test_the_page_draws_itself_and_asks_nobody(self, browser: Browser, sweep: Path) -> None:
-        (sweep.parent / "out" / "Fed_A-IID-seed0" / "attempts.jsonl").write_text(json.dumps({"hosts": [EVIL]}) + "\n")
-        made(sweep, "--only", "*seed0")
+    def test_the_page_draws_without_network_requests(self, browser: Browser, sweep: Path) -> None:
+        (sweep.parent / "out" / "Fed_A-IID-seed0" / "attempts.jsonl").write_text(
+            json.dumps({"hosts": [HTML_INJECTION]}) + "\n"
+        )
+        render(sweep, "--only", "*seed0")
         browser.open(Path("deep/page.html").resolve().as_uri())
-        browser.walk()
-        assert browser.ask("return document.querySelectorAll('section').length") == len(ALL)
-        assert browser.ask(DRAWN) == browser.ask("return document.querySelectorAll('.plot').length") > 30
+        browser.scroll_through()
+        assert browser.execute("return document.querySelectorAll('section').length") == len(ALL_SECTIONS)
+        assert (
+            browser.execute(COUNT_DRAWN_PLOTS)
+            == browser.execute("return document.querySelectorAll('.plot').length")
+            > 30
+        )
         for width in (1280, 400):
-            browser.narrow(width)
+            browser.set_width(width)
             browser.wait(f"return innerWidth === {width}")
             browser.wait("const all = document.documentElement; return all.scrollWidth <= all.clientWidth")
             widest = "return Math.max(...[...document.querySelectorAll('.main-svg')].map(n => n.clientWidth))"
-            browser.wait(widest, lambda found, width=width: found <= width)
-        assert browser.ask("return document.querySelectorAll('main img').length") == 0
+            browser.wait(widest, lambda value, width=width: value <= width)
+        assert browser.execute("return document.querySelectorAll('main img').length") == 0
         assert browser.errors() == []
         assert [url for url in browser.requests() if not url.startswith(("file:", "data:", "blob:"))] == []
 
-    def test_a_real_run_is_drawn(self, browser: Browser, real: Path, here: Path) -> None:
-        made(real)
+    def test_a_real_run_is_drawn(self, browser: Browser, real_run: Path, working_folder: Path) -> None:
+        render(real_run)
         browser.open(Path("deep/page.html").resolve().as_uri())
-        browser.walk()
-        assert browser.ask(DRAWN) == browser.ask("return document.querySelectorAll('.plot').length") > 20
-        browser.narrow(400)
-        seen = "const box = document.querySelector('#summary .box').getBoundingClientRect();"
-        seen += "return [...document.querySelectorAll('#summary th')].filter(n => "
-        seen += "n.getBoundingClientRect().right <= box.right).map(n => n.textContent)"
-        browser.wait(seen, lambda heads: {"run", "state", "rounds"} <= {*heads})
-        assert browser.ask("const nav = document.querySelector('nav'); return nav.scrollWidth <= nav.clientWidth")
+        browser.scroll_through()
+        assert (
+            browser.execute(COUNT_DRAWN_PLOTS)
+            == browser.execute("return document.querySelectorAll('.plot').length")
+            > 20
+        )
+        browser.set_width(400)
+        visible_headers = "const box = document.querySelector('#summary .box').getBoundingClientRect();"
+        visible_headers += "return [...document.querySelectorAll('#summary th')].filter(n => "
+        visible_headers += "n.getBoundingClientRect().right <= box.right).map(n => n.textContent)"
+        browser.wait(visible_headers, lambda heads: {"run", "state", "rounds"} <= {*heads})
+        assert browser.execute("const nav = document.querySelector('nav'); return nav.scrollWidth <= nav.clientWidth")
         assert browser.errors() == []
 
-    def test_axes_rows_and_runs_can_be_chosen(self, browser: Browser, sweep: Path) -> None:
-        made(sweep)
+    def test_axes_rows_and_runs_can_be_selected(self, browser: Browser, sweep: Path) -> None:
+        render(sweep)
         browser.open(Path("deep/page.html").resolve().as_uri())
         plot = "document.querySelector('[data-name=\"curves/0.0/test_accuracy\"] .plot')"
         browser.wait(f"return {plot}?.data?.length", lambda count: count == 4)
-        browser.ask("document.querySelector('[data-axis=gigabytes]').click()")
+        browser.execute("document.querySelector('[data-axis=gigabytes]').click()")
         browser.wait(f"return {plot}.data[1].x", lambda x: x == pytest.approx([0.5 * k for k in range(1, 7)]))
-        assert "GB" in browser.ask(f"return {plot}.layout.xaxis.title.text")
-        browser.ask("document.querySelector('.legend button').click()")
-        browser.wait(f"return {plot}.data.map(t => t.visible)", lambda shown: shown == [False, False, None, None])
-        browser.ask(
+        assert "GB" in browser.execute(f"return {plot}.layout.xaxis.title.text")
+        browser.execute("document.querySelector('.legend button').click()")
+        browser.wait(
+            f"return {plot}.data.map(t => t.visible)", lambda visibility: visibility == [False, False, None, None]
+        )
+        browser.execute(
             "const s = document.querySelector('#times select'); s.scrollIntoView();"
             "s.selectedIndex = 3; s.dispatchEvent(new Event('change'))"
         )
@@ -168,23 +187,23 @@ class TestBrowser:
         browser.wait(f"return {lane}?.querySelector('.js-plotly-plot') != null")
         assert browser.errors() == []
 
-    def test_a_served_page_follows_the_run(self, browser: Browser, here: Path) -> None:
-        folder = pretend(here / "a", rounds=9, done=4)
-        with served(folder) as server:
+    def test_a_served_page_follows_the_run(self, browser: Browser, working_folder: Path) -> None:
+        folder = write_run(working_folder / "a", rounds=9, done=4)
+        with serve_report(folder) as server:
             browser.open(server.address)
             plot = "document.querySelector('[data-name=\"curves/0.0/test_accuracy\"] .plot')"
             browser.wait(f"return {plot}?.data?.[0].x.length", lambda count: count == 4)
-            browser.ask(f"return Plotly.relayout({plot}, {{'xaxis.range': [1, 3]}}).then(() => null)")
-            browser.ask("document.querySelector('details').open = true; scrollTo(0, 300)")
-            append(folder, row(5))
+            browser.execute(f"return Plotly.relayout({plot}, {{'xaxis.range': [1, 3]}}).then(() => null)")
+            browser.execute("document.querySelector('details').open = true; scrollTo(0, 300)")
+            append_records(folder, round_record(5))
             browser.wait(f"return {plot}.data[0].x.length", lambda count: count == 5)
-            assert browser.ask(f"return {plot}.layout.xaxis.range") == [1, 3]
-            assert browser.ask("return [scrollY, document.querySelector('details').open]") == [300, True]
-            assert "5 / 9" in browser.ask("return document.querySelector('#summary').textContent")
-            browser.ask(SLOW)
-            append(folder, row(6))
+            assert browser.execute(f"return {plot}.layout.xaxis.range") == [1, 3]
+            assert browser.execute("return [scrollY, document.querySelector('details').open]") == [300, True]
+            assert "5 / 9" in browser.execute("return document.querySelector('#summary').textContent")
+            browser.execute(SLOW_DRAWING)
+            append_records(folder, round_record(6))
             browser.wait("return window.slowed")
-            append(folder, row(7))  # which is asked for soon, however long drawing took
+            append_records(folder, round_record(7))  # it is requested soon, however long drawing took
             browser.wait(f"return {plot}.data[0].x.length", lambda count: count == 7)
             assert browser.errors() == []
             assert {url.split("/")[2] for url in browser.requests() if url.startswith("http")} == {

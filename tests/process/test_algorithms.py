@@ -1,4 +1,4 @@
-"""Every algorithm has the same bits on any number of workers, at the price that its table names."""
+"""Every algorithm has the same bits on any number of workers, and the costs that its table lists."""
 
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ from tests.support.harness import (
     CASES,
     SCHEDULE,
     SIZES,
-    Lab,
     Run,
+    TrainingHarness,
     algorithm,
-    python,
+    run_python,
 )
 from tests.support.marks import examples
 
@@ -24,70 +24,76 @@ WORKERS = examples((1, 2, 3), (3,))
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    return Lab(tmp_path_factory.mktemp("lab"))
+def harness(tmp_path_factory: pytest.TempPathFactory) -> TrainingHarness:
+    return TrainingHarness(tmp_path_factory.mktemp("harness"))
 
 
-def faithful(lab: Lab, name: str, **changes: Any) -> dict[str, Any]:
-    """The setting in which an algorithm is held against the reference."""
-    averages = name not in reference.MOMENTUM | reference.DUAL | {"fedadam"}
-    return lab.config(algorithm(name, **changes), server={"lr": 0.7 if averages else 1.0})
+def reference_config(harness: TrainingHarness, name: str, **changes: Any) -> dict[str, Any]:
+    """The configuration in which an algorithm is compared with the reference."""
+    is_averaging = name not in reference.MOMENTUM | reference.DUAL | {"fedadam"}
+    return harness.config(algorithm(name, **changes), server={"lr": 0.7 if is_averaging else 1.0})
 
 
-def drawn(lab: Lab, name: str, **changes: Any) -> dict[str, Any]:
-    """The setting in which bits are compared: random crops, dropout, BatchNorm, clients drawn by the seed."""
+def sampled_config(harness: TrainingHarness, name: str, **changes: Any) -> dict[str, Any]:
+    """The configuration in which bits are compared: random crops, dropout, BatchNorm, sampled clients."""
     clients = {"schedule": None, "per_round": 3}
-    return lab.on_images(algorithm(name), rounds=3, clients=clients, local={"epochs": 1}, **changes)
+    return harness.image_config(algorithm(name), rounds=3, clients=clients, local={"epochs": 1}, **changes)
 
 
 @pytest.fixture(scope="module")
-def on_workers(lab: Lab, request: pytest.FixtureRequest) -> dict[str, Run]:
+def on_workers(harness: TrainingHarness, request: pytest.FixtureRequest) -> dict[str, Run]:
     """The distributed runs that the selected tests need."""
     users = [item for item in request.session.items if "on_workers" in getattr(item, "fixturenames", ())]
-    wanted: dict[int, dict[str, Any]] = {1: {}, 2: {}, 3: {}}
+    configs_by_workers: dict[int, dict[str, Any]] = {1: {}, 2: {}, 3: {}}
     for item in users:
         name, workers = item.callspec.params["name"], item.callspec.params.get("workers")
-        run = f"drawn-{name}-{workers}" if workers else f"faithful-{name}"
-        wanted[workers or 3][run] = drawn(lab, name) if workers else faithful(lab, name)
-    return lab.on_workers({workers: configs for workers, configs in wanted.items() if configs})
+        run = f"sampled-{name}-{workers}" if workers else f"reference-{name}"
+        configs_by_workers[workers or 3][run] = (
+            sampled_config(harness, name) if workers else reference_config(harness, name)
+        )
+    return harness.run_on_workers({workers: configs for workers, configs in configs_by_workers.items() if configs})
 
 
 class TestReference:
     """Minibatches, unequal step counts, partial participation, momentum, weight decay, clipping, a server rate."""
 
     @pytest.mark.parametrize("name", reference.PARAMETERS)
-    def test_three_workers_equal_the_plain_version(self, lab: Lab, on_workers: dict[str, Run], name: str) -> None:
-        told = reference.run(name, CASES[name].hyper, lab.problem(faithful(lab, name)))
-        np.testing.assert_allclose(on_workers[f"faithful-{name}"].x, told["x"][-1], **EXACT)
+    def test_three_workers_equal_the_reference(
+        self, harness: TrainingHarness, on_workers: dict[str, Run], name: str
+    ) -> None:
+        expected = reference.run(name, CASES[name].hyper, harness.problem(reference_config(harness, name)))
+        np.testing.assert_allclose(on_workers[f"reference-{name}"].x, expected["x"][-1], **EXACT)
 
 
 @pytest.mark.parametrize("name", [*algorithms])
 class TestBits:
     @pytest.mark.parametrize("workers", WORKERS)
     def test_any_number_of_workers_gives_the_same_model(
-        self, lab: Lab, on_workers: dict[str, Run], name: str, workers: int
+        self, harness: TrainingHarness, on_workers: dict[str, Run], name: str, workers: int
     ) -> None:
-        assert on_workers[f"drawn-{name}-{workers}"].sha == lab.run(drawn(lab, name)).sha
+        assert on_workers[f"sampled-{name}-{workers}"].sha == harness.run(sampled_config(harness, name)).sha
 
-    def test_another_seed_gives_another_model(self, lab: Lab, name: str) -> None:
-        assert lab.run(drawn(lab, name, seed=4)).sha != lab.run(drawn(lab, name)).sha
+    def test_another_seed_gives_another_model(self, harness: TrainingHarness, name: str) -> None:
+        assert harness.run(sampled_config(harness, name, seed=4)).sha != harness.run(sampled_config(harness, name)).sha
 
 
 class TestCosts:
     @pytest.mark.parametrize("name", [*algorithms])
-    def test_a_run_costs_what_the_table_says(self, lab: Lab, on_workers: dict[str, Run], name: str) -> None:
+    def test_a_run_has_the_costs_of_the_table(
+        self, harness: TrainingHarness, on_workers: dict[str, Run], name: str
+    ) -> None:
         case = CASES[name]
-        for run in (lab.run(faithful(lab, name)), on_workers[f"faithful-{name}"]):
+        for run in (harness.run(reference_config(harness, name)), on_workers[f"reference-{name}"]):
             parameters = run.x.size
-            for told, cohort in zip(run.rows, SCHEDULE, strict=True):
+            for record, cohort in zip(run.records, SCHEDULE, strict=True):
                 steps = sum(2 * -(-SIZES[client] // 4) for client in cohort)
-                assert told["clients"] == len(cohort)
-                assert (told["forwards"], told["backwards"]) == (steps * case.passes[0], steps * case.passes[1])
-                assert told["bytes_down"] == len(cohort) * case.down * parameters * 8
-                assert told["bytes_up"] == len(cohort) * case.up * parameters * 8
+                assert record["clients"] == len(cohort)
+                assert (record["forwards"], record["backwards"]) == (steps * case.passes[0], steps * case.passes[1])
+                assert record["bytes_down"] == len(cohort) * case.down * parameters * 8
+                assert record["bytes_up"] == len(cohort) * case.up * parameters * 8
 
-    def test_the_table_is_printed_and_is_the_one_in_the_documentation(self) -> None:
-        lines = python("-m", "fl_dist.algorithms", "--markdown").splitlines()
+    def test_the_command_prints_the_documented_table(self) -> None:
+        lines = run_python("-m", "fl_dist.algorithms", "--markdown").splitlines()
         assert [line.split(" | ")[0].strip("| ") for line in lines[2 : 2 + len(CASES)]] == sorted(CASES)
         assert "| fedgmt | Li et al. 2025 | dual + trajectory | 2F 1B | 2 | 1 | 3 |" in lines
         page = Path(__file__).parents[2] / "docs" / "algorithms.md"

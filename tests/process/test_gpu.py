@@ -1,4 +1,4 @@
-"""Ranks on pretended GPUs: the bits of the CPU, known memory, placement, and an end when one of them is lost."""
+"""Ranks on simulated GPUs: the bits of the CPU, known memory, placement, and an exit when a rank is lost."""
 
 import contextlib
 import json
@@ -13,120 +13,130 @@ from typing import Any
 import pytest
 
 from fl_dist.algorithms import algorithms
-from fl_dist.algorithms.memory import needs
-from tests.support import gpu
-from tests.support.gpu_runs import (
+from fl_dist.algorithms.memory_needs import memory_needs
+from tests.support import simulated_gpu
+from tests.support.gpu_comparison import (
     ALGORITHMS,
-    Lab,
-    diagnosed,
+    DeviceComparison,
+    run_diagnostics,
     small_models,
 )
 from tests.support.harness import algorithm, merge, representatives
 from tests.support.marks import examples, exhaustive, timing
-from tests.support.processes import QUIET, Rank, run, run_ranks, started_ranks
-from tests.support.run_folder import model_hash, results
+from tests.support.processes import NO_WANDB, RankProcess, run, run_ranks, start_ranks
+from tests.support.run_folder import model_hash, reproducible_records
 from tests.support.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with small_models(tmp_path_factory.mktemp("gpu")) as lab:
-        yield lab
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceComparison]:
+    with small_models(tmp_path_factory.mktemp("gpu")) as comparison:
+        yield comparison
 
 
-class TestSameBitsEachTime:
-    def test_no_compiler_is_imported_for_it(self, tmp_path: Path) -> None:
+class TestDeterminism:
+    def test_no_compiler_is_imported(self, tmp_path: Path) -> None:
         code = (
             "import sys; from fl_dist.main import main; code = main(sys.argv[1:]); "
             "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules]); sys.exit(code)"
         )
-        settings = [*QUIET, "rounds=1", "clients={total: 4, per_round: 1}", "local.epochs=1", f"run.dir={tmp_path}"]
+        settings = [*NO_WANDB, "rounds=1", "clients={total: 4, per_round: 1}", "local.epochs=1", f"run.dir={tmp_path}"]
         code, output = run([sys.executable, "-c", code, *settings])
         assert (code, output.splitlines()[-1]) == (0, "[]"), output
 
 
 JOB = {"algorithm": algorithm("scaffold"), "rounds": 4, "clients": {"schedule": [[0, 1], [2, 3], [0, 2], [0, 3]]}}
-"""Two of the last pairs have met one worker before, so that the variables of one have to move."""
+"""Some of the last cohorts trained on one worker before, so that client state has to move to another."""
 
 
 @pytest.fixture(scope="module", params=["", "asynchronous"])
-def ranks(lab: Lab, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """What the GPUs of a server and two workers saw, whose bits are those of one process on the CPU."""
+def ranks(comparison: DeviceComparison, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """The GPU reports of a server and two workers, whose bits equal those of one process on the CPU."""
     job = merge(JOB, {"clients": {"total": 4, "per_round": 2}, "partition": {"name": "iid"}})
-    alone = lab.pair("alone", job)
-    folder = lab.folder / f"ranks {request.param}"
+    single_process = comparison.run("alone", job)
+    folder = comparison.folder / f"ranks {request.param}"
     folder.mkdir()
-    arguments = [str(lab.folder / "alone.json"), f"run.dir={folder / 'run'}", "evaluate.where=server"]
-    codes, outputs = run_ranks(3, arguments, PRETENDED_GPU=str(folder), PRETENDED_NCCL=request.param)
+    arguments = [str(comparison.folder / "alone.json"), f"run.dir={folder / 'run'}", "evaluate.where=server"]
+    codes, outputs = run_ranks(3, arguments, SIMULATED_GPU=str(folder), SIMULATED_NCCL=request.param)
     assert not any(codes), outputs
-    assert model_hash(folder / "run") == model_hash(alone.cpu)
-    assert results(folder / "run") == results(alone.cpu)
-    return [gpu.reports(folder, rank)[0] for rank in range(3)]
+    assert model_hash(folder / "run") == model_hash(single_process.cpu)
+    assert reproducible_records(folder / "run") == reproducible_records(single_process.cpu)
+    return [simulated_gpu.read_reports(folder, rank)[0] for rank in range(3)]
 
 
-def test_variables_that_come_from_another_rank_reach_the_gpu_without_a_wait(ranks: list[dict[str, Any]]) -> None:
-    for seen in ranks:
-        slow = [(what, where) for (what, where), _ in seen["waits"] if what.startswith("host to device")]
-        assert not [where for _, where in slow if where.startswith(("fl_dist/machine/", "fl_dist/engine/state"))], slow
+def test_client_state_from_another_rank_reaches_the_gpu_without_a_wait(ranks: list[dict[str, Any]]) -> None:
+    for report in ranks:
+        host_copies = [(what, where) for (what, where), _ in report["waits"] if what.startswith("host to device")]
+        assert not [
+            where for _, where in host_copies if where.startswith(("fl_dist/distributed/", "fl_dist/federation/state"))
+        ], host_copies
 
 
 @exhaustive
-def test_diagnostics_of_several_gpus(lab: Lab, tmp_path: Path) -> None:
-    alone = diagnosed(lab)
-    arguments = [str(lab.folder / "diagnostics.json"), f"run.dir={tmp_path / 'run'}"]
-    codes, outputs = run_ranks(3, arguments, PRETENDED_GPU=str(tmp_path), PRETENDED_NCCL="asynchronous")
+def test_diagnostics_on_several_gpus_equal_those_of_the_cpu(comparison: DeviceComparison, tmp_path: Path) -> None:
+    single_process = run_diagnostics(comparison)
+    arguments = [str(comparison.folder / "diagnostics.json"), f"run.dir={tmp_path / 'run'}"]
+    codes, outputs = run_ranks(3, arguments, SIMULATED_GPU=str(tmp_path), SIMULATED_NCCL="asynchronous")
     assert not any(codes), outputs
-    assert results(tmp_path / "run") == results(alone.cpu)
+    assert reproducible_records(tmp_path / "run") == reproducible_records(single_process.cpu)
 
 
-def test_models_and_sums_go_from_gpu_to_gpu_and_client_state_between_hosts(ranks: list[dict[str, Any]]) -> None:
-    for seen in ranks:
-        found = {tuple(key): n for key, n in seen["collectives"]}
-        assert {key[1:]: n for key, n in found.items() if key[0] == "nccl"} == {
-            ("allreduce", "float32"): 1,  # the first, which connects
+def test_models_and_sums_use_nccl_and_client_state_uses_gloo(ranks: list[dict[str, Any]]) -> None:
+    for report in ranks:
+        counts = {tuple(key): n for key, n in report["collectives"]}
+        assert {key[1:]: n for key, n in counts.items() if key[0] == "nccl"} == {
+            ("allreduce", "float32"): 1,  # the first, which connects the ranks
             ("broadcast", "uint8"): 5,
             ("reduce", "int64"): 4,
         }
     connecting = {("gloo", "allreduce", "float32")}
-    moved = [{tuple(key) for key, _ in seen["collectives"] if key[0] == "gloo"} - connecting for seen in ranks]
-    assert moved[0] == set()
-    assert moved[1] | moved[2] == {("gloo", "send", "uint8"), ("gloo", "recv", "uint8")}
+    transfers = [{tuple(key) for key, _ in report["collectives"] if key[0] == "gloo"} - connecting for report in ranks]
+    assert transfers[0] == set()
+    assert transfers[1] | transfers[2] == {("gloo", "send", "uint8"), ("gloo", "recv", "uint8")}
 
 
 @pytest.mark.parametrize(("name", "models"), [("scaffold", 0), ("fedacg", 2)])
-def test_all_gpus_evaluate_what_went_down_or_what_follows_it(lab: Lab, tmp_path: Path, name: str, models: int) -> None:
+def test_all_gpus_evaluate_the_broadcast_model_or_the_next_one(
+    comparison: DeviceComparison, tmp_path: Path, name: str, models: int
+) -> None:
     """Two ranks have a batch, the third none. Clients of FedACG do not start from the server's model."""
-    alone = lab.pair(f"algorithm {name}", ALGORITHMS[name])
-    arguments = [str(lab.folder / f"algorithm {name}.json"), f"run.dir={tmp_path / 'run'}", "evaluate.where=workers"]
-    codes, outputs = run_ranks(3, arguments, PRETENDED_GPU=str(tmp_path), PRETENDED_NCCL="asynchronous")
+    single_process = comparison.run(f"algorithm {name}", ALGORITHMS[name])
+    arguments = [
+        str(comparison.folder / f"algorithm {name}.json"),
+        f"run.dir={tmp_path / 'run'}",
+        "evaluate.where=workers",
+    ]
+    codes, outputs = run_ranks(3, arguments, SIMULATED_GPU=str(tmp_path), SIMULATED_NCCL="asynchronous")
     assert not any(codes), outputs
-    assert model_hash(tmp_path / "run") == model_hash(alone.cpu)
-    assert results(tmp_path / "run") == results(alone.cpu)
+    assert model_hash(tmp_path / "run") == model_hash(single_process.cpu)
+    assert reproducible_records(tmp_path / "run") == reproducible_records(single_process.cpu)
     for rank in range(3):
-        found = {tuple(key): n for key, n in gpu.reports(tmp_path, rank)[0]["collectives"]}
-        assert found["nccl", "reduce", "int64"] == 2 + 2
-        assert found["nccl", "broadcast", "uint8"] == 3
-        assert found.get(("nccl", "broadcast", "float32"), 0) == models
+        counts = {tuple(key): n for key, n in simulated_gpu.read_reports(tmp_path, rank)[0]["collectives"]}
+        assert counts["nccl", "reduce", "int64"] == 2 + 2
+        assert counts["nccl", "broadcast", "uint8"] == 3
+        assert counts.get(("nccl", "broadcast", "float32"), 0) == models
 
 
 @pytest.mark.parametrize("names", [sorted(representatives()), pytest.param([*algorithms], marks=exhaustive)], ids=len)
-def test_memory_is_what_the_table_says(names: list[str], tmp_path: Path) -> None:
-    """That of a model on the device, and that of a round of the chain on a stand-in."""
-    counted = {name: needs(algorithms.build(name, {})) for name in names}
-    measured = gpu.peaks(tmp_path, names)
-    assert {name: tuple(map(round, both)) for name, both in measured.items()} == counted
-    assert counted["fedavg"].worker <= 30 and counted["fedavg"].server <= 40
+def test_peak_memory_equals_the_table(names: list[str], tmp_path: Path) -> None:
+    """The measured peak memory equals the computed one."""
+    computed = {name: memory_needs(algorithms.build(name, {})) for name in names}
+    measured = simulated_gpu.measure_peaks(tmp_path, names)
+    assert {name: tuple(map(round, peaks)) for name, peaks in measured.items()} == computed
+    assert computed["fedavg"].worker <= 30 and computed["fedavg"].server <= 40
 
 
 class TestPlacement:
-    """Ranks whose launcher shows each of them what it wants."""
+    """The launcher gives each rank its own CUDA_VISIBLE_DEVICES."""
 
-    def run(self, lab: Lab, folder: Path, visible: list[str], *more: str) -> tuple[list[int | None], str, Path]:
-        alone = lab.pair("algorithm scaffold", ALGORITHMS["scaffold"])
-        arguments = [str(lab.folder / "algorithm scaffold.json"), f"run.dir={folder / 'run'}", *more]
-        own = [{"CUDA_VISIBLE_DEVICES": shown, "LOCAL_RANK": "0"} for shown in visible]
-        codes, (output, *_) = run_ranks(len(visible), arguments, own=own, PRETENDED_GPU=str(folder))
-        return codes, output, alone.cpu
+    def run(
+        self, comparison: DeviceComparison, folder: Path, visible: list[str], *more: str
+    ) -> tuple[list[int | None], str, Path]:
+        single_process = comparison.run("algorithm scaffold", ALGORITHMS["scaffold"])
+        arguments = [str(comparison.folder / "algorithm scaffold.json"), f"run.dir={folder / 'run'}", *more]
+        rank_env = [{"CUDA_VISIBLE_DEVICES": gpus, "LOCAL_RANK": "0"} for gpus in visible]
+        codes, (output, *_) = run_ranks(len(visible), arguments, rank_env=rank_env, SIMULATED_GPU=str(folder))
+        return codes, output, single_process.cpu
 
     @pytest.mark.parametrize(
         ("visible", "more", "group"),
@@ -139,35 +149,35 @@ class TestPlacement:
         ],
         ids=str,
     )
-    def test_what_goes_together_has_the_bits_of_the_cpu(
-        self, lab: Lab, visible: list[str], more: tuple[str, ...], group: str, tmp_path: Path
+    def test_a_valid_placement_has_the_bits_of_the_cpu(
+        self, comparison: DeviceComparison, visible: list[str], more: tuple[str, ...], group: str, tmp_path: Path
     ) -> None:
-        codes, output, alone = self.run(lab, tmp_path, visible, *more)
+        codes, output, single_process = self.run(comparison, tmp_path, visible, *more)
         assert not any(codes), output
-        assert model_hash(tmp_path / "run") == model_hash(alone)
+        assert model_hash(tmp_path / "run") == model_hash(single_process)
         for rank in range(len(visible)):
-            (seen,) = gpu.reports(tmp_path, rank)
-            sums = {tuple(key) for key, _ in seen["collectives"] if key[1] == "reduce"}
+            (report,) = simulated_gpu.read_reports(tmp_path, rank)
+            sums = {tuple(key) for key, _ in report["collectives"] if key[1] == "reduce"}
             assert sums == {(group, "reduce", "int64")}
-            assert seen["steps"] > 0 or rank == 0
+            assert report["steps"] > 0 or rank == 0
 
     @pytest.mark.parametrize(
-        ("visible", "words"),
+        ("visible", "pattern"),
         [
-            (["2", "5", "5"], r"ranks 1 and 2 share one GPU of \S+, which NCCL cannot connect: start one rank a GPU"),
+            (["2", "5", "5"], r"ranks 1 and 2 share one GPU of \S+, which NCCL cannot connect: start one rank per GPU"),
             (["MIG-0-1", "MIG-0-2"], r"ranks 0 and 1 have parts of one GPU of \S+, which NCCL cannot connect: start"),
             (["2", "", "5"], r"rank 1 on \S+ sees no GPU, but rank 0 on \S+ does: ask for GPUs on every node"),
             (["", "4"], r"rank 0 on \S+ sees no GPU, but rank 1 on \S+ does: ask for GPUs on every node"),
         ],
         ids=str,
     )
-    def test_what_does_not_is_refused_in_one_line(
-        self, lab: Lab, visible: list[str], words: str, tmp_path: Path
+    def test_an_invalid_placement_is_refused_in_one_line(
+        self, comparison: DeviceComparison, visible: list[str], pattern: str, tmp_path: Path
     ) -> None:
-        codes, output, _ = self.run(lab, tmp_path, visible)
+        codes, output, _ = self.run(comparison, tmp_path, visible)
         assert 0 not in codes and None not in codes
         (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
-        assert re.search(words, line)
+        assert re.search(pattern, line)
         assert "Traceback" not in output and not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -176,20 +186,22 @@ STUCK = r"^error: rank 1 on \S+ is stuck: no progress for 3 s \(comm.timeout\) i
 
 
 @contextlib.contextmanager
-def endless_round(lab: Lab, folder: Path, fault: str, nccl: str, *more: str) -> Iterator[list[Rank]]:
-    """A server and two workers, of which one is disturbed in the middle of steps that would never end."""
-    config = lab.config({"local": {"epochs": 10**6}, "clients": {"per_round": 3}})
+def endless_round(
+    comparison: DeviceComparison, folder: Path, fault: str, nccl: str, *more: str
+) -> Iterator[list[RankProcess]]:
+    """A server and two workers in endless local training, with a fault on one rank."""
+    config = comparison.config({"local": {"epochs": 10**6}, "clients": {"per_round": 3}})
     (folder / "config.json").write_text(json.dumps(config))
     arguments = [str(folder / "config.json"), f"run.dir={folder / 'run'}", *more]
-    with started_ranks(3, arguments, FL_DIST_FAULT=fault, PRETENDED_GPU=str(folder), PRETENDED_NCCL=nccl) as ranks:
+    with start_ranks(3, arguments, FL_DIST_FAULT=fault, SIMULATED_GPU=str(folder), SIMULATED_NCCL=nccl) as ranks:
         yield ranks
 
 
-def assert_said(server: Rank, words: str, seconds: float) -> None:
+def assert_reports(server: RankProcess, pattern: str, seconds: float) -> None:
     end = time.monotonic() + seconds
-    while not (found := re.search(words, server.output(), re.MULTILINE)) and time.monotonic() < end:
+    while not (match := re.search(pattern, server.output(), re.MULTILINE)) and time.monotonic() < end:
         time.sleep(0.05)
-    assert found, server.output()
+    assert match, server.output()
 
 
 @timing
@@ -197,32 +209,40 @@ def assert_said(server: Rank, words: str, seconds: float) -> None:
     ("nccl", "seconds"),
     examples([("asynchronous", 30.0), ("silent", 30.0), ("hanging", 60.0)], [("asynchronous", 30.0)]),
 )
-def test_a_killed_worker_is_named_and_everybody_ends(lab: Lab, tmp_path: Path, nccl: str, seconds: float) -> None:
-    with endless_round(lab, tmp_path, "step:9@1", nccl) as (server, killed, other):
+def test_a_killed_worker_is_named_and_all_ranks_end(
+    comparison: DeviceComparison, tmp_path: Path, nccl: str, seconds: float
+) -> None:
+    with endless_round(comparison, tmp_path, "step:9@1", nccl) as (server, killed, other):
         assert killed.wait() == -signal.SIGKILL
-        assert_said(server, LOST, seconds)
+        assert_reports(server, LOST, seconds)
         for rank in (server, other):
             assert rank.wait() == 1
 
 
 @timing
-@pytest.mark.parametrize(("action", "words"), examples([("stop", LOST), ("sleep:100", STUCK)], [("stop", LOST)]))
-def test_a_stopped_or_stuck_worker_is_named_too(lab: Lab, tmp_path: Path, action: str, words: str) -> None:
-    with endless_round(lab, tmp_path, f"step:9@1={action}", "asynchronous", "comm.timeout=3") as (server, stuck, other):
+@pytest.mark.parametrize(("action", "pattern"), examples([("stop", LOST), ("sleep:100", STUCK)], [("stop", LOST)]))
+def test_a_stopped_or_stuck_worker_is_named(
+    comparison: DeviceComparison, tmp_path: Path, action: str, pattern: str
+) -> None:
+    with endless_round(comparison, tmp_path, f"step:9@1={action}", "asynchronous", "comm.timeout=3") as (
+        server,
+        stuck,
+        other,
+    ):
         log = tmp_path / "run" / "logs" / "rank1.log"
-        wait_for(lambda: stuck.stopped if action == "stop" else log.exists(), "the first log or stop")
-        assert_said(server, words, 30)
+        wait_for(lambda: stuck.is_stopped if action == "stop" else log.exists(), "the first log or stop")
+        assert_reports(server, pattern, 30)
         for rank in (server, other, *([stuck] if action != "stop" else [])):
             assert rank.wait() == 1
 
 
 @timing
 @pytest.mark.parametrize("action", examples(["", "=stop"], [""]))
-def test_without_their_server_workers_end(lab: Lab, tmp_path: Path, action: str) -> None:
-    """Which is in the middle of steps of its own."""
+def test_workers_end_without_their_server(comparison: DeviceComparison, tmp_path: Path, action: str) -> None:
+    """The server is in local training too."""
     shared = "topology.server=shared"
-    with endless_round(lab, tmp_path, f"step:9@0{action}", "asynchronous", shared) as (server, *others):
-        wait_for(lambda: server.stopped, "the stop of rank 0")
+    with endless_round(comparison, tmp_path, f"step:9@0{action}", "asynchronous", shared) as (server, *others):
+        wait_for(lambda: server.is_stopped, "the stop of rank 0")
         for rank in others:
             assert rank.wait() == 1
     for rank in (1, 2):

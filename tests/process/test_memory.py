@@ -1,4 +1,4 @@
-"""Memory that was freed is kept for the next round."""
+"""Freed memory is kept for the next round."""
 
 import os
 import subprocess
@@ -7,12 +7,12 @@ import sys
 from tests.support.processes import ROOT
 
 
-def test_memory_that_was_freed_is_kept() -> None:
+def test_freed_memory_is_reused() -> None:
     script = """
 import resource, sys, torch
-from fl_dist.machine.memory import keep_freed
+from fl_dist.distributed.memory import keep_freed_memory
 if sys.argv[1:]:
-    keep_freed()
+    keep_freed_memory()
 def pages():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(20):
@@ -21,9 +21,9 @@ def pages():
 pages()
 print(pages())
 """
-    gives_back = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # else it depends on what lies above in the heap
-    plain, keeps = (
-        int(subprocess.check_output([sys.executable, "-c", script, *more], cwd=ROOT, env=gives_back))
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # else the result depends on the heap's layout
+    without_reuse, with_reuse = (
+        int(subprocess.check_output([sys.executable, "-c", script, *more], cwd=ROOT, env=env))
         for more in ([], ["keep"])
     )
-    assert keeps < plain / 10
+    assert with_reuse < without_reuse / 10

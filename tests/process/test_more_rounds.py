@@ -1,4 +1,4 @@
-"""A run that is to be longer goes on, and ends with the bits of one that was meant to be so long."""
+"""A run whose `rounds` is raised continues and ends with the bits of a run of that length."""
 
 from pathlib import Path
 
@@ -6,59 +6,63 @@ import pytest
 import yaml
 
 from fl_dist.main import main
-from tests.support.processes import QUIET, run_ranks
-from tests.support.run_folder import model_hash, results
+from tests.support.processes import NO_WANDB, run_ranks
+from tests.support.run_folder import model_hash, reproducible_records
 
-SMALL = (*QUIET, "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}", "local.epochs=1")
+SMALL = (*NO_WANDB, "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}", "local.epochs=1")
 
 
 class TestMoreRounds:
-    """A run that is to be longer goes on, and ends with the bits of one that was meant to be so long."""
+    """A run whose `rounds` is raised continues and ends with the bits of a run of that length."""
 
     LONG = (*SMALL, "algorithm.name=fedgmt", "evaluate.every=2")
 
     @pytest.fixture(scope="class")
     @classmethod
-    def meant(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        folder = tmp_path_factory.mktemp("meant")
+    def long_run(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        folder = tmp_path_factory.mktemp("long")
         assert main([*cls.LONG, "rounds=6", f"run.dir={folder}"]) == 0
         return folder
 
-    def test_a_finished_run_goes_on(self, meant: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_finished_run_continues(self, long_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([*self.LONG, "rounds=3", f"run.dir={tmp_path}"]) == 0
         short = model_hash(tmp_path)
         codes, outputs = run_ranks(3, [*self.LONG, "rounds=6", f"run.dir={tmp_path}"])
         assert codes == [0, 0, 0], outputs
         assert "resuming after round 3 of 6" in outputs[0]
-        assert model_hash(tmp_path) == model_hash(meant)
-        assert results(tmp_path) == results(meant)
+        assert model_hash(tmp_path) == model_hash(long_run)
+        assert reproducible_records(tmp_path) == reproducible_records(long_run)
         (tmp_path / "model-3.safetensors").rename(tmp_path / "model.safetensors")
         assert model_hash(tmp_path) == short
 
-    def test_an_unfinished_run_goes_on(self, meant: Path, tmp_path: Path) -> None:
-        stopped = [*self.LONG, "rounds=4", f"run.dir={tmp_path}"]
-        run_ranks(1, [*stopped, "topology.server=shared"], FL_DIST_FAULT="server:3")
+    def test_an_unfinished_run_continues(self, long_run: Path, tmp_path: Path) -> None:
+        shorter = [*self.LONG, "rounds=4", f"run.dir={tmp_path}"]
+        run_ranks(1, [*shorter, "topology.server=shared"], FL_DIST_FAULT="server:3")
         assert not (tmp_path / "model.safetensors").exists()
         assert main([*self.LONG, "rounds=6", f"run.dir={tmp_path}"]) == 0
-        assert model_hash(tmp_path) == model_hash(meant)
+        assert model_hash(tmp_path) == model_hash(long_run)
         assert yaml.safe_load((tmp_path / "config.yaml").read_text())["rounds"] == 6
 
-    def test_fewer_rounds_are_another_run(self, meant: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main([*self.LONG, "rounds=5", f"run.dir={meant}"]) == 2
+    def test_fewer_rounds_are_refused(self, long_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([*self.LONG, "rounds=5", f"run.dir={long_run}"]) == 2
         assert "belongs to another config (rounds: 6 -> 5)" in capsys.readouterr().err
-        assert main([*self.LONG, "rounds=6", f"run.dir={meant}"]) == 2
-        assert "is finished; raise rounds to go on" in capsys.readouterr().err
+        assert main([*self.LONG, "rounds=6", f"run.dir={long_run}"]) == 2
+        assert "is finished; raise rounds to continue" in capsys.readouterr().err
 
-    def test_a_schedule_that_is_too_short_is_said(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        given = [*self.LONG, "clients.schedule=[[0], [1]]", f"run.dir={tmp_path}"]
-        assert main([*given, "rounds=2"]) == 0
-        assert main([*given, "rounds=3"]) == 2
+    def test_a_schedule_shorter_than_rounds_is_refused(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        scheduled = [*self.LONG, "clients.schedule=[[0], [1]]", f"run.dir={tmp_path}"]
+        assert main([*scheduled, "rounds=2"]) == 0
+        assert main([*scheduled, "rounds=3"]) == 2
         assert "clients.schedule has 2 rounds, but rounds is 3" in capsys.readouterr().err
 
-    def test_without_a_checkpoint_nothing_is_lost(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        never = [*self.LONG, "checkpoint.every=0", f"run.dir={tmp_path}"]
-        assert main([*never, "rounds=2"]) == 0
+    def test_without_a_checkpoint_the_finished_model_is_kept(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        settings = [*self.LONG, "checkpoint.every=0", f"run.dir={tmp_path}"]
+        assert main([*settings, "rounds=2"]) == 0
         before = model_hash(tmp_path)
-        assert main([*never, "rounds=3"]) == 2
-        assert "ended after 2 rounds and kept no checkpoint to go on from" in capsys.readouterr().err
+        assert main([*settings, "rounds=3"]) == 2
+        assert "ended after 2 rounds and left no checkpoint to resume" in capsys.readouterr().err
         assert model_hash(tmp_path) == before

@@ -1,16 +1,16 @@
-"""Ranks of one machine are reached from that machine only."""
+"""Ranks on one machine accept connections from that machine only."""
 
 from pathlib import Path
 
 from tests.support.checkpoints import arguments
 from tests.support.marks import timing
-from tests.support.processes import listening, started_ranks
+from tests.support.processes import listening_addresses, start_ranks
 from tests.support.waiting import wait_for
 
 pytestmark = timing
 
 
 def test_ranks_of_one_machine_listen_on_loopback_only(tmp_path: Path) -> None:
-    with started_ranks(3, arguments(tmp_path, "rounds=100000")) as processes:
+    with start_ranks(3, arguments(tmp_path, "rounds=100000")) as processes:
         wait_for(lambda: (tmp_path / "metrics.jsonl").exists(), "a round")
-        assert listening([p.pid for p in processes]) == {"0100007F"}
+        assert listening_addresses([p.pid for p in processes]) == {"0100007F"}

@@ -1,4 +1,4 @@
-"""The command that makes tables says the same as its main."""
+"""`python -m fl_dist.results` prints the same as its main."""
 
 import sys
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from fl_dist.results.__main__ import main
-from tests.support.fake_runs import pretend
+from tests.support.cli import make_invoker
 from tests.support.processes import environment, run
-from tests.support.programs import asker
+from tests.support.sample_runs import write_run
 
 
-def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_the_same_as_main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
-        pretend(tmp_path / name)
+        write_run(tmp_path / name)
     code, output = run([sys.executable, "-m", "fl_dist.results", "a", "b"], cwd=tmp_path, env=environment())
-    said = asker(main)("a", "b")
-    assert (code, said.code, said.err) == (0, 0, "")
-    assert output == said.out and len(said.lines) > 2
+    result = make_invoker(main)("a", "b")
+    assert (code, result.code, result.err) == (0, 0, "")
+    assert output == result.out and len(result.lines) > 2

@@ -1,4 +1,4 @@
-"""What the documents tell a reader to type works as printed."""
+"""The commands in the documents work as printed."""
 
 import hashlib
 import shutil
@@ -13,47 +13,49 @@ import yaml
 from fl_dist.config import arguments
 from tests.support.marks import exhaustive
 from tests.support.processes import ROOT, environment
-from tests.support.snippets import Snippet, set_up_desk, snippets, type_command
+from tests.support.snippets import Snippet, create_workspace, run_command, snippets
 
-QUICK = "rounds: 2\nclients: {total: 4, per_round: 2}\nmodel: {name: mlp}\nmonitor: {wandb: {mode: disabled}}\n"
-NEW_ALGORITHM, YOURS = "add-an-algorithm.md", "yours.md"
-
-
-def elsewhere(snippet: Snippet) -> bool:
-    """Blocks that need the reader's own file first: they have a test of their own."""
-    return snippet.document.name in (NEW_ALGORITHM, YOURS)
+QUICKSTART_CONFIG = (
+    "rounds: 2\nclients: {total: 4, per_round: 2}\nmodel: {name: mlp}\nmonitor: {wandb: {mode: disabled}}\n"
+)
+NEW_ALGORITHM, YOURS, CALLBACKS = "add-an-algorithm.md", "yours.md", "callbacks.md"
 
 
-@pytest.mark.parametrize("snippet", [s for s in snippets("sh") if not elsewhere(s)], ids=lambda s: s.name)
-def test_what_a_reader_types_works(snippet: Snippet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def needs_user_files(snippet: Snippet) -> bool:
+    """Whether the block needs files of the reader; these documents have their own tests."""
+    return snippet.document.name in (NEW_ALGORITHM, YOURS, CALLBACKS)
+
+
+@pytest.mark.parametrize("snippet", [s for s in snippets("sh") if not needs_user_files(s)], ids=lambda s: s.name)
+def test_documented_commands_run(snippet: Snippet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "quick").mkdir()
-    (tmp_path / "quick" / "quickstart.yaml").write_text(QUICK)
+    (tmp_path / "quick" / "quickstart.yaml").write_text(QUICKSTART_CONFIG)
     monkeypatch.setattr(arguments, "QUICKSTART", tmp_path / "quick" / "quickstart.yaml")
-    set_up_desk(tmp_path)
+    create_workspace(tmp_path)
     for block in snippets("yaml"):
         if (sweep := yaml.safe_load(block.text)).get("name") == "my_sweep":
-            (tmp_path / "my_sweep.yaml").write_text(yaml.safe_dump(first_of(sweep)))
+            (tmp_path / "my_sweep.yaml").write_text(yaml.safe_dump(shrink_sweep(sweep)))
     monkeypatch.chdir(tmp_path)
     for command in snippet.commands():
-        # Every line is an alternative to those before it, on a new desk.
+        # Every line is an alternative to those before it, so each starts in a clean workspace.
         shutil.rmtree("runs", ignore_errors=True)
         Path("runs/my_sweep/a/wandb/offline-run-20250101_000000-abc").mkdir(parents=True)
         for word in command.split() if "fl_dist.diagnose" in command else ():
             if word.startswith("runs/"):
-                type_command(f"python -m fl_dist.main my.yaml run.dir={word}")
+                run_command(f"python -m fl_dist.main my.yaml run.dir={word}")
         # Uploading needs an account and a network.
-        type_command(f"{command} --dry-run" if "launch.sync" in command else command)
+        run_command(f"{command} --dry-run" if "launch.sync" in command else command)
 
 
-def first_of(sweep: dict[str, Any]) -> dict[str, Any]:
-    """The sweep with one value of each kind."""
+def shrink_sweep(sweep: dict[str, Any]) -> dict[str, Any]:
+    """The sweep with one value per key."""
     grid = {k: dict([*v.items()][:1]) if isinstance(v, dict) else v[:1] for k, v in sweep["grid"].items()}
     return sweep | {"grid": grid, "list": sweep["list"][:1], "set": {"rounds": 1}, "resources": {"tasks_per_node": 2}}
 
 
 @exhaustive
 class TestANewAlgorithm:
-    """The guide, followed to the letter in a copy of the repository."""
+    """Follow the guide in a copy of the repository."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -74,8 +76,8 @@ class TestANewAlgorithm:
         path = f"{Path(sys.executable).parent}:{environment()['PATH']}"
         for command in commands:
             env = environment(PATH=path, PYTHONPATH=str(copy), WANDB_MODE="disabled")
-            shown = subprocess.run(["bash", "-c", command], cwd=copy, env=env, capture_output=True, text=True)
-            assert shown.returncode == 0, f"{command}\n{shown.stdout[-3000:]}{shown.stderr[-3000:]}"
+            result = subprocess.run(["bash", "-c", command], cwd=copy, env=env, capture_output=True, text=True)
+            assert result.returncode == 0, f"{command}\n{result.stdout[-3000:]}{result.stderr[-3000:]}"
         assert self.sha(copy, "fednova") == self.sha(copy, "fednova-2-workers")
 
     @staticmethod
@@ -84,8 +86,8 @@ class TestANewAlgorithm:
 
 
 def insert_after(file: Path, start: str, end: str, text: str) -> None:
-    """Put the text below the definition that begins and ends so."""
-    before, found, rest = file.read_text().partition(f"\n{start}")
+    """Insert the text below the definition with this start and end."""
+    before, opening, rest = file.read_text().partition(f"\n{start}")
     body, closing, after = rest.partition(f"\n{end}")
-    assert found and closing
-    file.write_text(f"{before}{found}{body}{closing}{text}{after}")
+    assert opening and closing
+    file.write_text(f"{before}{opening}{body}{closing}{text}{after}")

@@ -1,4 +1,4 @@
-"""A mistake in a user's own code is one line on every launcher, with a traceback in the log of the rank that had it."""
+"""An error in a user's code is one line with every launcher, and a traceback in the log of its rank."""
 
 import itertools
 import sys
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.marks import exhaustive
-from tests.support.processes import QUIET, ROOT, run, run_ranks
+from tests.support.processes import NO_WANDB, ROOT, run, run_ranks
 
 SMALL = (
-    *QUIET,
+    *NO_WANDB,
     "rounds=2",
     "model={name: mlp, hidden: [4]}",
     "clients={total: 4, per_round: 2}",
@@ -18,27 +18,25 @@ SMALL = (
 )
 PARTS = """
 import torch
-from fl_dist.core import Part, Upload
+from fl_dist.algorithms.core import Part, Upload
 
-class Mine(Part):
+class UserPart(Part):
 """
-numbers = itertools.count()
+module_numbers = itertools.count()
 
 
 @pytest.fixture
 def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of the user's, in the working folder, that no test has imported yet."""
+    """The name of a user module in the working folder that no test has imported yet."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return f"mine{next(numbers)}"
+    return f"user_code{next(module_numbers)}"
 
 
-def test_a_bug_in_a_part_names_its_line_and_leaves_a_traceback_on_the_rank_that_had_it(
-    name: str, tmp_path: Path
-) -> None:
+def test_an_error_in_a_part_names_its_line_and_the_log_of_its_rank_has_the_traceback(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text(f"{PARTS}    def begin(self, s, i, r, full):\n        i.a = s.b + undefined\n")
-    arguments = [*SMALL, f"algorithm={{parts: [{name}:Mine]}}", f"run.dir={tmp_path}/run"]
+    arguments = [*SMALL, f"algorithm={{parts: [{name}:UserPart]}}", f"run.dir={tmp_path}/run"]
     codes, outputs = run_ranks(2, arguments, PYTHONPATH=f"{ROOT}:{tmp_path}")
     assert codes == [1, 1], outputs
     (line,) = [line for line in outputs[0].splitlines() if line.startswith("error")]
@@ -52,7 +50,7 @@ def test_a_bug_in_a_part_names_its_line_and_leaves_a_traceback_on_the_rank_that_
 
 @exhaustive
 @pytest.mark.parametrize("launcher", ["fl_dist.main", "launch.local", "launch.submit"])
-def test_every_launcher_shows_a_traceback_if_asked(launcher: str, name: str, tmp_path: Path) -> None:
+def test_every_launcher_shows_the_traceback_on_request(launcher: str, name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text("import nothing_of_that_name\n")
     command = [sys.executable, "-m", launcher, *SMALL, f"model={name}:net", "run.dir=run"]
     code, output = run(command, cwd=tmp_path)
@@ -67,8 +65,8 @@ def test_every_launcher_shows_a_traceback_if_asked(launcher: str, name: str, tmp
 
 
 @exhaustive
-def test_a_sweep_finds_what_lies_beside_its_file(name: str, tmp_path: Path) -> None:
-    """Though it is started elsewhere, and has no base."""
+def test_a_sweep_imports_modules_beside_its_file(name: str, tmp_path: Path) -> None:
+    """Although it starts in another folder and has no base."""
     (tmp_path / "sweep").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "sweep" / f"{name}.py").write_text(

@@ -1,9 +1,9 @@
-"""Disturb real jobs at random moments, restart them on other layouts, compare with the undisturbed run.
+"""Disturb real jobs at random times, restart them on other layouts, compare the result with an undisturbed run.
 
 python -m tests.support.chaos 200 [--seed S]
 
-Ranks are killed and stopped, launchers and their agents killed, syncs to disk delayed, the disk is full for seconds
-(as root), and between two attempts a bit of a checkpoint file is flipped.
+It kills and stops ranks, kills launchers and their agents, delays syncs to disk, fills the disk for seconds
+(as root), and flips a bit of a checkpoint file between two attempts.
 """
 
 import argparse
@@ -20,32 +20,32 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fl_dist.storage.checkpoint import MANIFEST, SERVER, newest_round
-from tests.support.launchers import ranks as ranks_of
-from tests.support.processes import QUIET, Rank, run_ranks, started, started_ranks
-from tests.support.run_folder import model_hash, results
+from fl_dist.storage.checkpoint import MANIFEST, SERVER
+from tests.support.launchers import find_rank_pids
+from tests.support.processes import NO_WANDB, RankProcess, run_ranks, start_process, start_ranks
+from tests.support.run_folder import count_records, model_hash, newest_saved_round, reproducible_records
 
 ALGORITHMS = ("fedgmt", "scaffold", "fedsmoo", "fedgmt_v2", "fedgf", "fednsam_d", "fedlesam", "fedadam")
 LAYOUTS = ((1, "dedicated"), (2, "dedicated"), (3, "dedicated"), (4, "dedicated"), (2, "shared"), (3, "shared"))
 SETTINGS = (
-    *QUIET,
+    *NO_WANDB,
     "rounds=25",
     "model={name: cnn, dropout: 0.2}",
     "partition={name: dirichlet, alpha: 0.3, variant: unbalanced}",
     "clients={total: 16, per_round: 6}",
     "local={epochs: 1, batch_size: 32, lr: 0.02, momentum: 0.0}",
     "comm.timeout=6",
-    "comm.meeting=12",  # a rank may be killed or stopped before it has met the others
+    "comm.rendezvous_timeout=12",  # a rank may be killed or stopped before the rendezvous
 )
-PATIENCE = 25.0
-"""Seconds within which every process of a disturbed job has to end: the time-out and what a busy machine adds."""
-DISK = 512 << 20
+EXIT_TIMEOUT_SECONDS = 25.0
+"""The time within which every process of a disturbed job must exit: `comm.timeout` and a margin for a busy machine."""
+DISK_BYTES = 512 << 20
 
 
 @dataclass
-class Score:
-    done: Counter[str] = field(default_factory=Counter)
-    """Disturbances by kind."""
+class ChaosReport:
+    disturbances: Counter[str] = field(default_factory=Counter)
+    """The number of disturbances by kind."""
     restarts: int = 0
     rounds_lost: int = 0
     runs: int = 0
@@ -53,10 +53,10 @@ class Score:
     slowest_end: float = 0.0
 
     def __str__(self) -> str:
-        kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(self.done.items()))
+        kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(self.disturbances.items()))
         return (
-            f"{self.done.total()} disturbances ({kinds}), {self.restarts} restarts, {self.runs} runs finished, "
-            f"{self.rounds_lost} rounds done again, all ended within {self.slowest_end:.1f} s, "
+            f"{self.disturbances.total()} disturbances ({kinds}), {self.restarts} restarts, {self.runs} runs finished, "
+            f"{self.rounds_lost} rounds repeated, all processes ended within {self.slowest_end:.1f} s, "
             f"{self.differences} differences"
         )
 
@@ -65,70 +65,61 @@ def settings(algorithm: str, folder: Path) -> list[str]:
     return [*SETTINGS, f"algorithm.name={algorithm}", f"run.dir={folder}"]
 
 
-def rows(folder: Path) -> int:
-    path = folder / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def saved(folder: Path) -> int:
-    return newest_round(folder / "checkpoint")
-
-
 class Job:
-    """One attempt at a run on some layout, and what is done to it."""
+    """One attempt at a run on a random layout, with one disturbance."""
 
-    def __init__(self, algorithm: str, folder: Path, rng: random.Random, score: Score) -> None:
-        self.folder, self.rng, self.score = folder, rng, score
+    def __init__(self, algorithm: str, folder: Path, rng: random.Random, report: ChaosReport) -> None:
+        self.folder, self.rng, self.report = folder, rng, report
         self.ranks, server = rng.choice(LAYOUTS)
         self.arguments = settings(algorithm, folder)
         self.arguments.append(f"topology.server={server if self.ranks > 1 else 'shared'}")
 
-    def undisturbed(self) -> None:
+    def run_undisturbed(self) -> None:
         codes, outputs = run_ranks(self.ranks, self.arguments, timeout=240)
         assert not any(codes), outputs
 
-    def disturbed(self, kind: str) -> None:
-        self.score.done[kind] += 1
+    def disturb(self, kind: str) -> None:
+        self.report.disturbances[kind] += 1
         self.kind = kind
         getattr(self, kind)()
         if not (self.folder / "model.safetensors").exists():
-            self.score.rounds_lost += max(0, rows(self.folder) - saved(self.folder))
+            self.report.rounds_lost += max(0, count_records(self.folder) - newest_saved_round(self.folder))
 
     def kill(self, **env: str) -> None:
-        with started_ranks(self.ranks, self.arguments, **env) as processes:
-            self._after_a_round(lambda: all(p.poll() is None for p in processes))
+        with start_ranks(self.ranks, self.arguments, **env) as processes:
+            self._wait_for_a_round(lambda: all(p.poll() is None for p in processes))
             self._signal(self.rng.choice(processes).pid, signal.SIGKILL)
-            self._all_end(processes)
+            self._wait_for_all(processes)
 
     def stop(self) -> None:
-        """A stopped process answers nobody; the others have to end without it."""
-        with started_ranks(self.ranks, self.arguments) as processes:
-            self._after_a_round(lambda: all(p.poll() is None for p in processes))
+        """Stop a rank with SIGSTOP; the others must end without it."""
+        with start_ranks(self.ranks, self.arguments) as processes:
+            self._wait_for_a_round(lambda: all(p.poll() is None for p in processes))
             victim = self.rng.choice(processes)
             self._signal(victim.pid, signal.SIGSTOP)
-            self._all_end([p for p in processes if p is not victim])
+            self._wait_for_all([p for p in processes if p is not victim])
 
     def slow(self) -> None:
-        """A sync to disk that takes longer than ranks may be silent, and a kill while it lasts or after."""
+        """Delay a sync to disk beyond the timeout between ranks, and kill a rank during or after it."""
         rank, count = self.rng.randrange(self.ranks), self.rng.randint(1, 20)
         self.kill(FL_DIST_FAULT=f"sync:{count}@{rank}=sleep:8")
 
     def flip(self) -> None:
-        """A kill, and then one wrong bit in one file of the checkpoints; of a single save nothing would be left."""
+        """Kill a rank, then flip one bit in a checkpoint file; only if a second checkpoint is left to resume from."""
         self.kill()
         files = [p for p in sorted((self.folder / "checkpoint").glob("round-*/*")) if p.is_file() and p.stat().st_size]
-        saves = [p for p in files if p.name == SERVER and (p.parent / MANIFEST).exists()]
-        if len(saves) > 1 and not (self.folder / "model.safetensors").exists():
+        complete = [p for p in files if p.name == SERVER and (p.parent / MANIFEST).exists()]
+        if len(complete) > 1 and not (self.folder / "model.safetensors").exists():
             file = self.rng.choice(files)
             data = bytearray(file.read_bytes())
             data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
             file.write_bytes(data)
 
     def fill(self) -> None:
-        """A disk that is full for some seconds, and then a kill."""
+        """Fill the disk for some seconds, then kill a rank."""
         filler = self.folder.parent / "filler"
-        with started_ranks(self.ranks, self.arguments) as processes:
-            self._after_a_round(lambda: all(p.poll() is None for p in processes))
+        with start_ranks(self.ranks, self.arguments) as processes:
+            self._wait_for_a_round(lambda: all(p.poll() is None for p in processes))
             with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
                 while True:
                     file.write(bytes(1 << 16))
@@ -136,23 +127,23 @@ class Job:
             filler.unlink()
             time.sleep(self.rng.uniform(0, 2.0))
             self._signal(self.rng.choice(processes).pid, signal.SIGKILL)
-            self._all_end(processes)
+            self._wait_for_all(processes)
 
     def launcher(self) -> None:
-        """The launcher or its agent is killed: nothing that it started may go on."""
+        """Kill the launcher or its agent; every process it started must end."""
         command = [sys.executable, "-m", "launch.local", "-n", str(self.ranks), *self.arguments]
-        with started(command) as process:
-            self._after_a_round(lambda: process.poll() is None)
-            self._signal(self.rng.choice([process.pid, *children(process.pid)]), signal.SIGKILL)
-            struck = time.monotonic()
-            while ranks_of(self.folder) and time.monotonic() < struck + PATIENCE:
+        with start_process(command) as process:
+            self._wait_for_a_round(lambda: process.poll() is None)
+            self._signal(self.rng.choice([process.pid, *child_pids(process.pid)]), signal.SIGKILL)
+            start = time.monotonic()
+            while find_rank_pids(self.folder) and time.monotonic() < start + EXIT_TIMEOUT_SECONDS:
                 time.sleep(0.05)
-            self._note_end(struck, not ranks_of(self.folder))
+            self._record_end(start, not find_rank_pids(self.folder))
 
-    def _after_a_round(self, going: Callable[[], bool]) -> None:
-        """Some time after a round was reported, or now and then before."""
-        before, early = rows(self.folder), time.monotonic() + self.rng.choice([3.0, 1e6, 1e6, 1e6])
-        while rows(self.folder) <= before and going() and time.monotonic() < early:
+    def _wait_for_a_round(self, is_running: Callable[[], bool]) -> None:
+        """Wait for a random time after the next round is reported, or occasionally less."""
+        before, deadline = count_records(self.folder), time.monotonic() + self.rng.choice([3.0, 1e6, 1e6, 1e6])
+        while count_records(self.folder) <= before and is_running() and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(self.rng.uniform(0, 2.0))
 
@@ -160,63 +151,65 @@ class Job:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
-    def _all_end(self, processes: list[Rank]) -> None:
-        struck, ended = time.monotonic(), True
+    def _wait_for_all(self, processes: list[RankProcess]) -> None:
+        start, all_ended = time.monotonic(), True
         for rank, process in enumerate(processes):
             try:
-                process.wait(max(0.1, struck + PATIENCE - time.monotonic()))
+                process.wait(max(0.1, start + EXIT_TIMEOUT_SECONDS - time.monotonic()))
             except subprocess.TimeoutExpired:
-                ended = False
-                print(f"{self.kind}: process {rank} of {len(processes)} lives; it said\n{process.output()}")
-        self._note_end(struck, ended)
+                all_ended = False
+                print(f"{self.kind}: process {rank} of {len(processes)} still runs; its output:\n{process.output()}")
+        self._record_end(start, all_ended)
 
-    def _note_end(self, struck: float, ended: bool) -> None:
-        self.score.slowest_end = max(self.score.slowest_end, time.monotonic() - struck)
-        if not ended:
-            self.score.differences += 1
-            print(f"a process of {self.folder.name} did not end within {PATIENCE:g} s")
+    def _record_end(self, start: float, all_ended: bool) -> None:
+        self.report.slowest_end = max(self.report.slowest_end, time.monotonic() - start)
+        if not all_ended:
+            self.report.differences += 1
+            print(f"a process of {self.folder.name} did not end within {EXIT_TIMEOUT_SECONDS:g} s")
 
 
-def children(pid: int) -> list[int]:
+def child_pids(pid: int) -> list[int]:
     with contextlib.suppress(OSError):
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
 
 
 @contextlib.contextmanager
-def disk(path: Path) -> Iterator[bool]:
-    """A small disk at this place, if this user may mount one."""
+def small_disk(path: Path) -> Iterator[bool]:
+    """Mount a small disk at this path; yield whether this user may."""
     path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(path)]
-    mounted = subprocess.run(mount, capture_output=True).returncode == 0
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(path)]
+    is_mounted = subprocess.run(command, capture_output=True).returncode == 0
     try:
-        yield mounted
+        yield is_mounted
     finally:
-        if mounted:
+        if is_mounted:
             subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-def chaos(disturbances: int, seed: int, root: Path, talk: bool = False) -> Score:
-    rng, score = random.Random(seed), Score()
-    while score.done.total() < disturbances:
-        algorithm = ALGORITHMS[score.runs % len(ALGORITHMS)]
-        calm = root / f"{score.runs}-calm"
-        codes, outputs = run_ranks(1, [*settings(algorithm, calm), "topology.server=shared"], timeout=240)
+def chaos(disturbances: int, seed: int, root: Path, verbose: bool = False) -> ChaosReport:
+    rng, report = random.Random(seed), ChaosReport()
+    while report.disturbances.total() < disturbances:
+        algorithm = ALGORITHMS[report.runs % len(ALGORITHMS)]
+        reference = root / f"{report.runs}-reference"
+        codes, outputs = run_ranks(1, [*settings(algorithm, reference), "topology.server=shared"], timeout=240)
         assert codes == [0], outputs
-        with disk(root / f"{score.runs}-disk") as small:
-            kinds = [k for k in KINDS if small or k != "fill"]
-            wild = root / f"{score.runs}-disk" / "wild"
-            while not (wild / "model.safetensors").exists():
-                job = Job(algorithm, wild, rng, score)
-                job.disturbed(rng.choice(kinds)) if score.done.total() < disturbances else job.undisturbed()
-                score.restarts += 1
-            same = model_hash(calm) == model_hash(wild) and results(calm) == results(wild)
-        score.restarts -= 1
-        score.runs += 1
-        score.differences += not same
-        if talk:
-            print(f"{algorithm:10} {'same' if same else 'DIFFERENT'}   {score}", flush=True)
-    return score
+        with small_disk(root / f"{report.runs}-disk") as is_mounted:
+            kinds = [k for k in KINDS if is_mounted or k != "fill"]
+            disturbed = root / f"{report.runs}-disk" / "disturbed"
+            while not (disturbed / "model.safetensors").exists():
+                job = Job(algorithm, disturbed, rng, report)
+                job.disturb(rng.choice(kinds)) if report.disturbances.total() < disturbances else job.run_undisturbed()
+                report.restarts += 1
+            same = model_hash(reference) == model_hash(disturbed) and (
+                reproducible_records(reference) == reproducible_records(disturbed)
+            )
+        report.restarts -= 1
+        report.runs += 1
+        report.differences += not same
+        if verbose:
+            print(f"{algorithm:10} {'same' if same else 'DIFFERENT'}   {report}", flush=True)
+    return report
 
 
 KINDS = ("kill", "kill", "stop", "slow", "flip", "fill", "launcher")
@@ -226,11 +219,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("disturbances", type=int)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
-        score = chaos(given.disturbances, given.seed, Path(root), talk=True)
-    print(score)
-    return int(score.differences > 0)
+        report = chaos(options.disturbances, options.seed, Path(root), verbose=True)
+    print(report)
+    return int(report.differences > 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A small run that saves each round, ways to interrupt it, and what its checkpoints hold."""
+"""A small run with a checkpoint per round: interrupt it and read its checkpoints."""
 
 import json
 import os
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from fl_dist.machine import faults
+from fl_dist.distributed import fault_injection
 from fl_dist.main import main
-from fl_dist.storage.checkpoint import Save, newest
-from tests.support.harness import saving_at_once
-from tests.support.processes import QUIET
+from fl_dist.storage.checkpoint import Checkpoint, newest_checkpoint
+from tests.support.harness import synchronous_checkpoints
+from tests.support.processes import NO_WANDB
 
 SETTINGS = (
-    *QUIET,
+    *NO_WANDB,
     "rounds=6",
     "model={name: mlp, hidden: [16]}",
     "partition={name: dirichlet, alpha: 0.3, variant: unbalanced}",
@@ -27,12 +27,12 @@ def arguments(folder: Path, *more: str) -> list[str]:
     return [*SETTINGS, f"run.dir={folder}", *more]
 
 
-def forked(folder: Path, fault: str, *more: str) -> int:
-    """Run in a child process that ends itself at the fault; its exit status."""
+def run_forked(folder: Path, fault: str, *more: str) -> int:
+    """Run in a child process that kills itself at the fault; return its exit status."""
     child = os.fork()
     if child == 0:
         try:
-            faults.point = faults.armed(fault)
+            fault_injection.point = fault_injection.parse_faults(fault)
             os._exit(main(arguments(folder, *more)))
         finally:
             os._exit(99)
@@ -40,18 +40,18 @@ def forked(folder: Path, fault: str, *more: str) -> int:
 
 
 def train_undisturbed(folder: Path) -> Path:
-    """Every round is saved, however fast the disk is."""
-    with saving_at_once():
+    """Train without faults, with a checkpoint of every round however slow the disk is."""
+    with synchronous_checkpoints():
         assert main(arguments(folder)) == 0
     return folder
 
 
-def newest_of(folder: Path) -> Save:
-    found = newest(folder / "checkpoint", json.loads((folder / "run.json").read_text())["id"], pytest.fail)
-    assert found is not None
-    return found
+def read_newest(folder: Path) -> Checkpoint:
+    newest = newest_checkpoint(folder / "checkpoint", json.loads((folder / "run.json").read_text())["id"], pytest.fail)
+    assert newest is not None
+    return newest
 
 
-def replaced_by_a_file(folder: Path) -> None:
+def replace_by_file(folder: Path) -> None:
     folder.rename(folder.with_name("away"))
     folder.touch()

@@ -1,4 +1,4 @@
-"""Small data files."""
+"""Write small data files."""
 
 import pickle
 from pathlib import Path
@@ -6,12 +6,18 @@ from pathlib import Path
 import numpy as np
 
 from fl_dist.data import Dataset
-from tests.support.processes import QUIET
+from tests.support.processes import NO_WANDB
 
-SMALL = (*QUIET, "rounds=1", "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}", "local.epochs=1")
+SMALL_RUN = (
+    *NO_WANDB,
+    "rounds=1",
+    "model={name: mlp, hidden: []}",
+    "clients={total: 4, per_round: 2}",
+    "local.epochs=1",
+)
 
 
-def save_npz(path: Path, **change: np.ndarray) -> Path:
+def save_npz(path: Path, **changes: np.ndarray) -> Path:
     rng = np.random.default_rng(0)
     arrays = {
         "x_train": rng.normal(size=(40, 3)),
@@ -20,16 +26,16 @@ def save_npz(path: Path, **change: np.ndarray) -> Path:
         "y_test": np.arange(8) % 2,
         "client": np.arange(40) % 4,
     }
-    np.savez(path, **(arrays | change))
+    np.savez(path, **(arrays | changes))
     return path
 
 
-def npz(path: Path) -> list[str]:
+def npz_arguments(path: Path) -> list[str]:
     return [f"data={{name: npz, path: {path}}}", "partition.name=given"]
 
 
-class Cifar:
-    """Some images in the files of a layout."""
+class CifarFiles:
+    """Random images in the files of a CIFAR layout."""
 
     def __init__(self, classes: int, pickled: bool, protocol: int = 2) -> None:
         rng = np.random.default_rng(classes)
@@ -51,10 +57,10 @@ class Cifar:
         return pickle.dumps({b"data": x, key: y.tolist(), b"batch_label": b"a batch"}, protocol=self.protocol)
 
     def _binary(self, x: np.ndarray, y: np.ndarray) -> bytes:
-        before = [y] if self.classes == 10 else [y // 5, y]
-        return np.column_stack([*before, x]).astype(np.uint8).tobytes()
+        labels = [y] if self.classes == 10 else [y // 5, y]
+        return np.column_stack([*labels, x]).astype(np.uint8).tobytes()
 
-    def holds(self, data: Dataset) -> bool:
+    def equals(self, data: Dataset) -> bool:
         *train, test = self.files.values()
         x, y = (np.concatenate([part[k] for part in train]) for k in (0, 1))
         same = np.array_equal(data.x_train.numpy().reshape(-1, 3072), x) and data.y_train.tolist() == y.tolist()
@@ -65,8 +71,8 @@ class Cifar:
         )
 
 
-def broken_client(path: Path) -> list[str]:
-    """Data in which client 2 diverges at once."""
+def write_diverging_client(path: Path) -> list[str]:
+    """Write data on which client 2 diverges in the first round; return the arguments of a run."""
     rng = np.random.default_rng(0)
     x, client = rng.normal(size=(60, 3)), np.arange(60) % 6
     x[client == 2] = 1e30

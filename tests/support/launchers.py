@@ -1,4 +1,4 @@
-"""A small run on the embedded digits, started through the launchers as a user would."""
+"""Start a small run on the embedded digits through the launchers."""
 
 import contextlib
 import fcntl
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.support.processes import ROOT
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import TIMEOUT_SECONDS
 
 CONFIG = """
 seed: 3
@@ -31,58 +31,58 @@ def write_config(folder: Path) -> str:
     return str(file)
 
 
-def in_terminal(module: str, *arguments: str) -> tuple[int, str]:
+def run_in_terminal(module: str, *arguments: str) -> tuple[int, str]:
     """Exit code and output of a launcher whose output is a terminal of 100 columns."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     command = [sys.executable, "-m", module, *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdin=slave, stdout=slave, stderr=slave) as process:
         os.close(slave)
-        output = b"".join(_until_closed(master))
+        output = b"".join(_read_until_closed(master))
     return process.returncode, output.decode()
 
 
-def _until_closed(terminal: int) -> Iterator[bytes]:
-    with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+def _read_until_closed(terminal: int) -> Iterator[bytes]:
+    with contextlib.suppress(OSError):  # Linux raises when the other end is closed
         while data := os.read(terminal, 4096):
             yield data
 
 
-def start(module: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
-    """A launcher as a process of its own, its output caught."""
+def start_launcher(module: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
+    """Start a launcher in its own process and capture its output."""
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
-def run(module: str, *arguments: str) -> tuple[int, str]:
+def run_launcher(module: str, *arguments: str) -> tuple[int, str]:
     """Exit code and output."""
-    with start(module, arguments) as process:
+    with start_launcher(module, arguments) as process:
         try:
-            output, _ = process.communicate(timeout=PATIENCE)
+            output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
         except BaseException:
             process.terminate()
             raise
     return process.returncode, output
 
 
-def ranks(run: Path) -> list[int]:
-    """Process ids of the ranks that write to this folder, rank 0's last."""
-    found = [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _is_rank(entry, f"run.dir={run}")]
-    return sorted(found, key=_rank, reverse=True)
+def find_rank_pids(run: Path) -> list[int]:
+    """Process ids of the ranks of this run folder, rank 0 last."""
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _is_rank(entry, f"run.dir={run}")]
+    return sorted(pids, key=_rank_of, reverse=True)
 
 
 def _is_rank(pid: str, argument: str) -> bool:
-    words = _read(pid, "cmdline")
+    words = _read_proc(pid, "cmdline")
     return "launch.rank" in words and argument in words
 
 
-def _rank(pid: int) -> int:
-    return next((int(word[5:]) for word in _read(str(pid), "environ") if word.startswith("RANK=")), -1)
+def _rank_of(pid: int) -> int:
+    return next((int(word[5:]) for word in _read_proc(str(pid), "environ") if word.startswith("RANK=")), -1)
 
 
-def _read(pid: str, file: str) -> list[str]:
+def _read_proc(pid: str, file: str) -> list[str]:
     try:
         return Path("/proc", pid, file).read_text(errors="replace").split("\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""Marks, and cases of which `make test` runs examples."""
+"""Marks, and parameter lists of which `make test` runs examples."""
 
 from collections.abc import Container, Iterable
 from typing import Any
@@ -10,7 +10,7 @@ timing = pytest.mark.timing
 
 
 def examples(values: Iterable[Any], chosen: Container[Any]) -> list[Any]:
-    """All values as parameters; those that are not chosen are left to `make test-all`."""
+    """All values as parameters; `make test` runs only those in `chosen`."""
     return [value if value in chosen else _exhaustive(value) for value in values]
 
 

@@ -1,4 +1,4 @@
-"""Models by name, and how large they are."""
+"""Build models by name; count their parameters."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,19 +11,19 @@ from fl_dist.models import models
 
 CIFAR = (3, 32, 32)
 VOCABULARY = 98_635
-"""Of AG News."""
+"""Words in AG News."""
 
 
-def size(module: nn.Module) -> int:
+def parameter_count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def build(name: str, shape: tuple[int, ...] = CIFAR, classes: int = 10, seed: int = 0, **settings: Any) -> Any:
+def build_by_name(name: str, shape: tuple[int, ...] = CIFAR, classes: int = 10, seed: int = 0, **settings: Any) -> Any:
     torch.manual_seed(seed)
     return models.build(name, settings, shape=shape, outputs=classes, classes=classes, vocabulary=VOCABULARY)
 
 
-def message(call: Callable[..., Any], *args: Any) -> str:
+def error_message(call: Callable[..., Any], *args: Any) -> str:
     with pytest.raises(ValueError) as caught:
         call(*args)
     assert "\n" not in str(caught.value)

@@ -19,9 +19,9 @@ Array = np.ndarray
 Settings = dict[str, Any]  # hyper-parameters with their defaults
 State = dict[str, Array]  # global model, buffers of the server, tables of the clients
 Memory = dict[str, Any]  # model before the last round, last round of each client, FedGF's indicators
-Sent = dict[int, dict[str, Any]]  # what each participant hands to the server
+Sent = dict[int, dict[str, Any]]  # what each participant sends to the server
 
-# Hyper-parameters that must be given. "server_lr" may be given to the others too, instead of Problem's.
+# Required hyper-parameters. "server_lr" may also be set for the others, instead of Problem's.
 PARAMETERS = {
     "fedavg": [],
     "fedavgm": ["server_momentum"],
@@ -54,7 +54,7 @@ PARAMETERS = {
     "fedgmt_v2": ["dual", "distill", "temperature", "ema_decay"],
 }
 
-# Which rule is used by whom (form B of fednsam starts ahead too).
+# The algorithms of each rule (form B of fednsam starts ahead too).
 LOCAL_SAM = {"fedsam", "mofedsam", "fedgamma", "fedspeed", "fedsam_nesterov"}  # q = y + rho u(g(y))
 OLD_MODEL = {"fedlesam", "fedlesam_s", "fedlesam_d"}  # q = y + rho u(o_i - x)
 AGAINST_M = {"fednsam", "fednsam_minus_nesterov", "fednsam_s", "fednsam_d"}  # q = y - rho u(m)
@@ -409,8 +409,8 @@ def update_server(
     if algorithm == "fedgf":
         state["divergence"] = np.array(sum(np.linalg.norm(d[i]) for i in sent) / len(sent))
         memory["indicators"].append(float(state["divergence"] > h["threshold"]))
-        kept = memory["indicators"][-h["window"] :]
-        state["c_scalar"] = np.array(sum(kept) / len(kept))
+        window = memory["indicators"][-h["window"] :]
+        state["c_scalar"] = np.array(sum(window) / len(window))
     if algorithm == "fedgmt":
         state["ema"] = h["ema_decay"] * state["ema"] + (1 - h["ema_decay"]) * state["x"]
 

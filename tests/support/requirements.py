@@ -1,6 +1,6 @@
-"""What some tests need and a machine may lack.
+"""Optional requirements of tests.
 
-A test without it is skipped with the reason, and fails where FL_DIST_REQUIRE names it:
+A test whose requirement is missing is skipped with the reason; it fails if FL_DIST_REQUIRE names the requirement:
 FL_DIST_REQUIRE=slurm,browser,root,data
 """
 
@@ -10,29 +10,29 @@ from typing import NoReturn
 
 import pytest
 
-KNOWN = ("slurm", "browser", "root", "data")
+REQUIREMENTS = ("slurm", "browser", "root", "data")
 
 
-def required() -> list[str]:
-    """What must not be skipped here."""
+def required_names() -> list[str]:
+    """The requirements that must not be skipped."""
     names = [name for name in os.environ.get("FL_DIST_REQUIRE", "").split(",") if name]
-    if unknown := sorted(set(names) - set(KNOWN)):
-        raise pytest.UsageError(f"FL_DIST_REQUIRE names {', '.join(unknown)}; known are {', '.join(KNOWN)}")
+    if unknown := sorted(set(names) - set(REQUIREMENTS)):
+        raise pytest.UsageError(f"FL_DIST_REQUIRE names {', '.join(unknown)}; known are {', '.join(REQUIREMENTS)}")
     return names
 
 
-def lacking(name: str, reason: str) -> NoReturn:
-    """Skip the test, or let it fail where the requirement has to be met."""
-    assert name in KNOWN
-    if name in required():
+def skip_or_fail(name: str, reason: str) -> NoReturn:
+    """Skip the test, or fail it if the requirement must be met."""
+    assert name in REQUIREMENTS
+    if name in required_names():
         pytest.fail(f"FL_DIST_REQUIRE names {name}, but {reason}")
     pytest.skip(reason)
 
 
-def published(name: str) -> Path:
-    """A published file or folder, from the folder that FL_DIST_DATA names."""
+def published_path(name: str) -> Path:
+    """A published file or folder below FL_DIST_DATA."""
     if not (folder := os.environ.get("FL_DIST_DATA")):
-        lacking("data", "FL_DIST_DATA does not say where published files are")
-    if not (found := Path(folder, name)).exists():
+        skip_or_fail("data", "FL_DIST_DATA does not say where published files are")
+    if not (path := Path(folder, name)).exists():
         pytest.fail(f"{name} is not in FL_DIST_DATA, {folder}")
-    return found
+    return path

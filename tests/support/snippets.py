@@ -1,4 +1,4 @@
-"""The code blocks of the documents, and a desk on which their commands can be typed."""
+"""The code blocks of the documents, and a workspace in which their commands can be run."""
 
 import importlib
 import importlib.util
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fl_dist.config.arguments import resolve
+from fl_dist.config.arguments import resolve_arguments
 from tests.support.processes import ROOT, environment, run, run_ranks, torchrun
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MINE = """
+USER_CONFIG = """
 rounds: 2
 data: {name: npz, path: mine.npz}
 model: {name: mlp, hidden: []}
@@ -24,8 +24,8 @@ clients: {total: 4, per_round: 2}
 local: {epochs: 1, batch_size: 4}
 monitor: {wandb: {mode: disabled}}
 """
-SUBMITS = ("launch.submit", "launch.sweep")
-HARMLESS = {"--dry-run", "--status", "--local"}
+SUBMIT_MODULES = ("launch.submit", "launch.sweep")
+NO_SUBMIT_FLAGS = {"--dry-run", "--status", "--local"}
 
 
 class Snippet(NamedTuple):
@@ -53,11 +53,11 @@ def snippets(language: str | None = None) -> list[Snippet]:
     return [s for s in found if language in (None, s.language)]
 
 
-def set_up_desk(folder: Path) -> None:
-    """What a reader has: the repository, data and a small configuration of their own."""
+def create_workspace(folder: Path) -> None:
+    """Give a reader's folder the repository, data and a small configuration."""
     for name in ("configs", "slurm", "fl_dist", "launch", "docs", "tests", "benchmarks", "Makefile"):
         (folder / name).symlink_to(ROOT / name)
-    (folder / "my.yaml").write_text(MINE)
+    (folder / "my.yaml").write_text(USER_CONFIG)
     rng = np.random.default_rng(0)
     y = np.arange(40) % 5
     np.savez(
@@ -65,8 +65,8 @@ def set_up_desk(folder: Path) -> None:
     )
 
 
-def type_command(line: str) -> None:
-    """Do what the line does, here; programs of Python in this process, ranks as processes of their own."""
+def run_command(line: str) -> None:
+    """Run the line: Python programs in this process, ranks in their own processes."""
     words = shlex.split(line)
     for program, interpret in INTERPRETERS.items():
         if line.startswith(program):
@@ -75,83 +75,83 @@ def type_command(line: str) -> None:
     raise AssertionError(f"no test knows how to run: {line}")
 
 
-def _python(line: str, words: list[str]) -> None:
+def _run_python(line: str, words: list[str]) -> None:
     module, arguments = words[2], words[3:]
     if "|" in words:
         code, output = run(["bash", "-o", "pipefail", "-c", f"{shlex.quote(sys.executable)} {line.split(' ', 1)[1]}"])
         assert code == 0, output
         return
     if module == "launch.local":
-        chosen = importlib.import_module(module).parser().parse_intermixed_args(arguments)
-        _ranks(chosen.ranks, chosen.what)
+        options = importlib.import_module(module).parser().parse_intermixed_args(arguments)
+        _run_ranks(options.ranks, options.run_arguments)
         return
     if "--local" in arguments and arguments[0].startswith("configs/results/"):
-        arguments.remove("--local")  # it takes hours, and data that has to be fetched
-    if module in SUBMITS and not HARMLESS & set(arguments):
+        arguments.remove("--local")  # takes hours and needs downloaded data
+    if module in SUBMIT_MODULES and not NO_SUBMIT_FLAGS & set(arguments):
         arguments.append("--dry-run")
     if "--local" in arguments and arguments[0].startswith("configs/paper/"):
-        arguments += ["--only", "FedAvg"]  # test_papers.py runs them all
-    _call(module, arguments)
+        arguments += ["--only", "FedAvg"]  # test_paper_sweeps.py runs them all
+    _call_main(module, arguments)
 
 
-def _call(module: str, arguments: list[str]) -> None:
-    """The module's main, as `python -m` would call it."""
+def _call_main(module: str, arguments: list[str]) -> None:
+    """Call the module's main, as `python -m` would."""
     package = importlib.util.find_spec(module)
     assert package is not None, module
     program = importlib.import_module(f"{module}.__main__" if package.submodule_search_locations else module)
     main: Callable[[list[str]], int | None] = program.main
     try:
         code = main(arguments)
-    except SystemExit as end:
-        code = end.code  # type: ignore[assignment]
+    except SystemExit as error:
+        code = error.code  # type: ignore[assignment]
     assert not code, f"{module} {arguments} ended with {code}"
 
 
-def _torchrun(line: str, words: list[str]) -> None:
-    at = words.index("-m")
-    if words[at + 1] == "fl_dist.diagnose":
-        code, output = run([*torchrun(2), *words[at:]])
+def _run_torchrun(line: str, words: list[str]) -> None:
+    position = words.index("-m")
+    if words[position + 1] == "fl_dist.diagnose":
+        code, output = run([*torchrun(2), *words[position:]])
         assert code == 0, output
         return
-    assert words[at + 1] == "fl_dist.main"
-    _ranks(int(words[words.index("--nproc-per-node") + 1]), words[at + 2 :])
+    assert words[position + 1] == "fl_dist.main"
+    _run_ranks(int(words[words.index("--nproc-per-node") + 1]), words[position + 2 :])
 
 
-def _ranks(number: int, arguments: list[str]) -> None:
-    _, spelt_out = resolve(arguments)
-    codes, outputs = run_ranks(number, spelt_out)
+def _run_ranks(number: int, arguments: list[str]) -> None:
+    _, resolved = resolve_arguments(arguments)
+    codes, outputs = run_ranks(number, resolved)
     assert not any(codes), outputs
 
 
-def _make(line: str, words: list[str]) -> None:
-    shown = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True)
-    assert shown.returncode == 0, shown.stderr
+def _run_make(line: str, words: list[str]) -> None:
+    result = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
-def _shell(line: str, words: list[str]) -> None:
+def _run_shell(line: str, words: list[str]) -> None:
     code, output = run(["bash", "-c", line], env=environment())
     assert code == 0, output
 
 
-def _elsewhere(line: str, words: list[str]) -> None:
-    """Needs Slurm (test_slurm.py submits these lines), a network, or a machine of its own for minutes."""
+def _skip(line: str, words: list[str]) -> None:
+    """Run nothing: needs Slurm (test_slurm.py submits these lines), a network, or minutes of an idle machine."""
 
 
 INTERPRETERS: dict[str, Callable[[str, list[str]], None]] = {
-    "python -m pytest": _elsewhere,  # test_docs.py runs it where the document says
-    "python -m fl_dist.data fetch": _elsewhere,
-    'python -c "import sys, timm': _elsewhere,  # test_timm.py runs it without the network
-    "python -m benchmarks.scaling --no-check": _python,
-    "python -m benchmarks.": _elsewhere,  # minutes of measuring; test_benchmarks.py runs a case
-    "python -m ": _python,
-    "torchrun ": _torchrun,
-    "make ": _make,
-    "sha256sum ": _shell,
-    "mkdir ": _shell,
-    "git clone ": _elsewhere,
-    "sbatch ": _elsewhere,
-    "srun ": _elsewhere,
-    "export ": _elsewhere,
-    "DATA=": _elsewhere,
-    "RANKS=": _elsewhere,
+    "python -m pytest": _skip,  # a test run within the tests
+    "python -m fl_dist.data fetch": _skip,
+    'python -c "import sys, timm': _skip,  # test_timm.py runs it without the network
+    "python -m benchmarks.scaling --no-check": _run_python,
+    "python -m benchmarks.": _skip,  # minutes of measuring; test_benchmarks.py runs a case
+    "python -m ": _run_python,
+    "torchrun ": _run_torchrun,
+    "make ": _run_make,
+    "sha256sum ": _run_shell,
+    "mkdir ": _run_shell,
+    "git clone ": _skip,
+    "sbatch ": _skip,
+    "srun ": _skip,
+    "export ": _skip,
+    "DATA=": _skip,
+    "RANKS=": _skip,
 }

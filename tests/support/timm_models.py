@@ -1,6 +1,6 @@
-"""The program's builder `timm`, also where torchvision's compiled operators do not load (beside a CPU build of torch).
+"""The program's builder `timm`, usable where torchvision's compiled operators do not load (with a CPU build of torch).
 
-Importing torchvision fails then, and with it timm, for want of the schemas of two operators that no model here calls.
+Importing torchvision, and so timm, fails there without the schemas of two operators that no model here calls.
 """
 
 import importlib.util
@@ -12,12 +12,12 @@ from torch import nn
 
 from fl_dist.models.timm import timm
 from tests.support.models import CIFAR
-from tests.support.processes import QUIET
+from tests.support.processes import NO_WANDB
 
-__all__ = ["small_runs", "small_swin", "timm"]
+__all__ = ["small_run_arguments", "small_swin", "timm"]
 
-WAYS = {
-    "whole": "model={name: 'tests.support.timm_models:timm', model: test_vit}",
+VARIANTS = {
+    "full": "model={name: 'tests.support.timm_models:timm', model: test_vit}",
     "adapters": "model={name: 'tests.support.timm_models:timm', model: test_vit, lora: 2}",
     "swin": "model=tests.support.timm_models:small_swin",
 }
@@ -33,25 +33,25 @@ except OSError:
 
 
 def small_swin(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """A Swin of two small stages, of which the first has shifted windows; timm names none that is as small."""
+    """A Swin of two small stages, the first with shifted windows; timm has none as small."""
     from timm.models.swin_transformer import SwinTransformer
 
     sizes = {"window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (1, 2)}
     return SwinTransformer(shape[1:], in_chans=shape[0], num_classes=outputs, drop_path_rate=0.0, **sizes)
 
 
-def small_runs(folder: Path) -> list[list[str]]:
-    """Arguments of a run for each way, on the same random images, below the folder."""
+def small_run_arguments(folder: Path) -> list[list[str]]:
+    """Arguments of a run per variant, on the same random images, below the folder."""
     folder.mkdir(exist_ok=True)
     images, random = folder / "images.npz", np.random.default_rng(0)
     rows = {f"x_{part}": random.integers(0, 256, (n, *CIFAR), np.uint8) for part, n in (("train", 40), ("test", 10))}
     np.savez(images, **rows, y_train=np.arange(40) % 4, y_test=np.arange(10) % 4)
     common = (
-        *QUIET,
+        *NO_WANDB,
         "rounds=2",
         f"data={{name: npz, path: {images}}}",
         "partition={name: dirichlet, alpha: 0.5, variant: unbalanced}",
         "clients={total: 4, per_round: 3}",
         "local={epochs: 1, batch_size: 8, lr: 0.01}",
     )
-    return [[*common, model, f"run.dir={folder / way}"] for way, model in WAYS.items()]
+    return [[*common, model, f"run.dir={folder / variant}"] for variant, model in VARIANTS.items()]

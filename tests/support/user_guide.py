@@ -1,4 +1,4 @@
-"""docs/yours.md as a reader follows it: its files, its commands, and the package installed beside the repository."""
+"""Follow a guide of the docs: write its files and install the package into a separate folder."""
 
 import os
 import re
@@ -13,35 +13,38 @@ from tests.support.snippets import Snippet, snippets
 GUIDE = ROOT / "docs" / "yours.md"
 
 
-def blocks(language: str) -> list[Snippet]:
-    return [s for s in snippets(language) if s.document == GUIDE]
+CALLBACKS = ROOT / "docs" / "callbacks.md"
 
 
-def file_of(snippet: Snippet) -> str | None:
-    """The name on the line before a block, if it is to be a file."""
-    before = GUIDE.read_text().splitlines()[snippet.line - 3]
-    found = re.fullmatch(r"`([\w.]+)`:", before)
-    return found[1] if found else None
+def guide_snippets(language: str, guide: Path = GUIDE) -> list[Snippet]:
+    return [s for s in snippets(language) if s.document == guide]
 
 
-def write_files(folder: Path) -> None:
-    for snippet in [*blocks("python"), *blocks("yaml")]:
-        if name := file_of(snippet):
+def snippet_file_name(snippet: Snippet) -> str | None:
+    """The file name on the line before a code block, if there is one."""
+    line = snippet.document.read_text().splitlines()[snippet.line - 3]
+    match = re.fullmatch(r"`([\w.]+)`:", line)
+    return match[1] if match else None
+
+
+def write_files(folder: Path, guide: Path = GUIDE) -> None:
+    for snippet in [*guide_snippets("python", guide), *guide_snippets("yaml", guide)]:
+        if name := snippet_file_name(snippet):
             (folder / name).write_text(snippet.text)
 
 
-def install(source: Path, target: Path) -> None:
-    """The package as `pip install .` leaves it; `source` becomes a copy of what it is built from."""
+def install_package(source: Path, target: Path) -> None:
+    """Install as `pip install .` does; `source` becomes a copy of the sources."""
     for name in ("fl_dist", "launch"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    made = subprocess.run([*pip, "--target", str(target), str(source)], capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
+    result = subprocess.run([*pip, "--target", str(target), str(source)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
-def variables(installed: Path) -> dict[str, str]:
-    """An environment in which the installed package is the only one."""
+def installed_environment(installed: Path) -> dict[str, str]:
+    """An environment in which only the installed package is importable."""
     path = os.pathsep.join([str(installed / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
     return environment(PATH=path, PYTHONPATH=str(installed), WANDB_MODE="disabled")

@@ -1,4 +1,4 @@
-"""Waiting, with bounds that a slow machine keeps too; ports that nobody else uses."""
+"""Wait for conditions, hold ranks at a fault point, find free ports."""
 
 import contextlib
 import os
@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE = 120.0
-"""Seconds within which everything that is waited for has to happen, on a machine with other things to do."""
+TIMEOUT_SECONDS = 120.0
+"""The timeout of all waits; large enough for a busy machine."""
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIENCE, every: float = 0.02) -> None:
-    """Return when the condition is true; fail, saying what did not happen, if it is not in time."""
+def wait_for(condition: Callable[[], object], what: str, seconds: float = TIMEOUT_SECONDS, every: float = 0.02) -> None:
+    """Return when the condition is true; fail at the timeout, naming what did not happen."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"{what} did not happen within {seconds:g} s"
@@ -21,7 +21,7 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIEN
 
 
 class Hold:
-    """Keeps a rank at a point of FL_DIST_FAULT until it is released: a run that cannot be over too soon."""
+    """Blocks a rank at a point of FL_DIST_FAULT until `release`, so that a run cannot finish too soon."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -31,8 +31,8 @@ class Hold:
         return f"{point}=hold:{self._file}"
 
     @property
-    def held(self) -> bool:
-        """Whether the rank is there."""
+    def is_reached(self) -> bool:
+        """Whether the rank has reached the point."""
         return self._file.stat().st_size > 0
 
     def release(self) -> None:
@@ -40,12 +40,12 @@ class Hold:
 
 
 def free_port(count: int = 1) -> int:
-    """The first of so many free ports in a row, from a range of this test process.
+    """The first of `count` consecutive free ports, from a range of this test process.
 
-    The ranges lie below those that systems give to whoever connects.
+    The ranges lie below the ephemeral ports.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    run = int(os.environ.get("PYTEST_XDIST_TESTRUNUID", "0")[:8], 16)  # somebody else may test here too
+    run = int(os.environ.get("PYTEST_XDIST_TESTRUNUID", "0")[:8], 16)  # other test runs may use this machine
     lowest = 10_000 + 1_000 * ((run + worker) % 22)
     for first in random.SystemRandom().sample(range(lowest, lowest + 1_000 - count), 100):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What an offline record of W&B holds."""
+"""Read offline records of W&B."""
 
 import json
 import subprocess
@@ -9,18 +9,18 @@ from typing import Any
 from tests.support.processes import environment
 
 
-def records(run: Path) -> list[Path]:
-    """One an attempt, the newest last."""
+def offline_records(run: Path) -> list[Path]:
+    """One per attempt, the newest last."""
     return sorted((run / "wandb").glob("offline-run-*"))
 
 
-def entries(record: Path, **env: str) -> list[dict[str, Any]]:
-    """Each has a type: run, history, stats, ..., and at the end exit."""
+def read_entries(record: Path, **env: str) -> list[dict[str, Any]]:
+    """The entries of a record; each has a type: run, history, stats, ..., and finally exit."""
     command = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--json", str(record)]
-    shown = subprocess.run(command, capture_output=True, text=True, env=environment(**env))
-    assert shown.returncode == 0, shown.stderr
-    return [json.loads(line) for line in shown.stdout.splitlines()]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment(**env))
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def of(kind: str, found: list[dict[str, Any]]) -> list[Any]:
-    return [entry[kind] for entry in found if entry["type"] == kind]
+def select_entries(kind: str, entries: list[dict[str, Any]]) -> list[Any]:
+    return [entry[kind] for entry in entries if entry["type"] == kind]

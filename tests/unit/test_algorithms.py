@@ -1,4 +1,4 @@
-"""Every algorithm does what its formulas say, in one process."""
+"""Every algorithm follows its formulas, in one process."""
 
 import json
 from collections.abc import Iterator
@@ -10,20 +10,20 @@ import pytest
 from safetensors.torch import save_file
 
 from fl_dist.algorithms import algorithms
-from fl_dist.algorithms.__main__ import row
+from fl_dist.algorithms.__main__ import algorithm_row
 from tests.support import reference
 from tests.support.harness import (
     CASES,
+    NO_WANDB_SECTION,
     SCHEDULE,
-    SILENT,
     SIZES,
     Case,
-    Lab,
     Run,
+    TrainingHarness,
     algorithm,
-    kept,
-    layers,
-    watching_clients,
+    mlp_parameters,
+    record_client_models,
+    run_with_checkpoints,
 )
 
 EXACT = {"rtol": 0, "atol": 1e-9}
@@ -46,69 +46,74 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    return Lab(tmp_path_factory.mktemp("lab"))
+def harness(tmp_path_factory: pytest.TempPathFactory) -> TrainingHarness:
+    return TrainingHarness(tmp_path_factory.mktemp("harness"))
 
 
-def faithful(lab: Lab, name: str, **changes: Any) -> dict[str, Any]:
-    """The setting in which an algorithm is held against the reference."""
-    averages = name not in reference.MOMENTUM | reference.DUAL | {"fedadam"}
-    return lab.config(algorithm(name, **changes), server={"lr": 0.7 if averages else 1.0})
+def reference_config(harness: TrainingHarness, name: str, **changes: Any) -> dict[str, Any]:
+    """The configuration in which an algorithm is compared with the reference."""
+    is_averaging = name not in reference.MOMENTUM | reference.DUAL | {"fedadam"}
+    return harness.config(algorithm(name, **changes), server={"lr": 0.7 if is_averaging else 1.0})
 
 
-def drawn(lab: Lab, name: str, **changes: Any) -> dict[str, Any]:
-    """The setting in which bits are compared: random crops, dropout, BatchNorm, clients drawn by the seed."""
+def sampled_config(harness: TrainingHarness, name: str, **changes: Any) -> dict[str, Any]:
+    """A configuration with random crops, dropout, BatchNorm and sampled clients."""
     clients = {"schedule": None, "per_round": 3}
-    return lab.on_images(algorithm(name), rounds=3, clients=clients, local={"epochs": 1}, **changes)
+    return harness.image_config(algorithm(name), rounds=3, clients=clients, local={"epochs": 1}, **changes)
 
 
 def test_every_algorithm_has_a_case() -> None:
     assert set(CASES) == set(algorithms)
 
 
-def test_every_case_makes_its_algorithm_differ_from_all_others(lab: Lab) -> None:
-    assert len({lab.run(faithful(lab, name)).sha for name in CASES}) == len(CASES)
+def test_no_two_cases_give_the_same_model(harness: TrainingHarness) -> None:
+    assert len({harness.run(reference_config(harness, name)).sha for name in CASES}) == len(CASES)
 
 
 class TestOracles:
-    """A trajectory of each algorithm, computed elsewhere, is reproduced through the whole engine."""
+    """The stored trajectory of each algorithm, computed independently, is reproduced by training."""
 
     @pytest.fixture(params=ORACLES, ids=lambda path: path.parent.name, scope="class")
     @classmethod
-    def told(
+    def oracle(
         cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray], Run, list[Any]]]:
         case = json.loads(request.param.read_text())
         data = request.param.with_name("data.npz")
         arrays, folder = dict(np.load(data)), tmp_path_factory.mktemp("oracle")
-        with watching_clients() as seen:
-            yield case, arrays, kept(_oracle_config(case, data, arrays, folder), folder / "run"), seen
+        with record_client_models() as trainings:
+            yield (
+                case,
+                arrays,
+                run_with_checkpoints(_oracle_config(case, data, arrays, folder), folder / "run"),
+                trainings,
+            )
 
-    def test_model_and_metrics_after_every_round(self, told: Any) -> None:
-        _, arrays, run, _ = told
+    def test_model_and_metrics_after_every_round(self, oracle: Any) -> None:
+        _, arrays, run, _ = oracle
         np.testing.assert_allclose(run.server("x"), arrays["x"][1:], **EXACT)
         np.testing.assert_allclose(run.x, arrays["x"][-1], **EXACT)
         for name in ("test_loss", "test_accuracy"):
-            np.testing.assert_allclose([r[name] for r in run.rows], arrays[name][1:], **EXACT)
+            np.testing.assert_allclose([r[name] for r in run.records], arrays[name][1:], **EXACT)
 
-    def test_server_variables_after_every_round(self, told: Any) -> None:
-        case, arrays, run, _ = told
+    def test_server_variables_after_every_round(self, oracle: Any) -> None:
+        case, arrays, run, _ = oracle
         for name in set(case["server_buffers"]) - {"divergence"}:
-            ours = "direction" if case["algorithm"] == "mimelite" else SERVER_NAMES.get(name, name)
-            np.testing.assert_allclose(run.server(ours), arrays[name][1:], **EXACT, err_msg=name)
+            variable = "direction" if case["algorithm"] == "mimelite" else SERVER_NAMES.get(name, name)
+            np.testing.assert_allclose(run.server(variable), arrays[name][1:], **EXACT, err_msg=name)
 
-    def test_client_variables_after_every_round(self, told: Any) -> None:
-        case, arrays, run, _ = told
+    def test_client_variables_after_every_round(self, oracle: Any) -> None:
+        case, arrays, run, _ = oracle
         for name in case["client_tables"]:
-            ours = run.clients(CLIENT_NAMES.get(name, name), UNSET.get(name, 0.0))
-            np.testing.assert_allclose(ours, arrays[name][1:], **EXACT, err_msg=name)
+            values = run.clients(CLIENT_NAMES.get(name, name), UNSET.get(name, 0.0))
+            np.testing.assert_allclose(values, arrays[name][1:], **EXACT, err_msg=name)
 
-    def test_start_and_end_of_every_local_training(self, told: Any) -> None:
-        case, arrays, run, seen = told
-        for index, client, start, end in seen:
-            np.testing.assert_allclose(run.plain(start), arrays["z"][index], **EXACT)
-            np.testing.assert_allclose(run.plain(end), arrays["y_end"][index, client], **EXACT)
-        assert len(seen) == sum(map(len, case["schedule"]))
+    def test_start_and_end_of_every_local_training(self, oracle: Any) -> None:
+        case, arrays, run, trainings = oracle
+        for index, client, start, end in trainings:
+            np.testing.assert_allclose(run.remove_padding(start), arrays["z"][index], **EXACT)
+            np.testing.assert_allclose(run.remove_padding(end), arrays["y_end"][index, client], **EXACT)
+        assert len(trainings) == sum(map(len, case["schedule"]))
 
 
 def _oracle_config(case: dict[str, Any], data: Path, arrays: dict[str, np.ndarray], folder: Path) -> dict[str, Any]:
@@ -116,7 +121,7 @@ def _oracle_config(case: dict[str, Any], data: Path, arrays: dict[str, np.ndarra
     if case["algorithm"] != "fedadam":
         server_lr = hyper.pop("server_lr", 1.0)
     init = folder / "init.safetensors"
-    save_file(layers(arrays["init"], [case["features"], *case["hidden"], case["classes"]]), init)
+    save_file(mlp_parameters(arrays["init"], [case["features"], *case["hidden"], case["classes"]]), init)
     local = {"batch_size": "full", "lr_decay": case["decay"], "precision": "float64"}
     return {
         "rounds": case["rounds"],
@@ -127,7 +132,7 @@ def _oracle_config(case: dict[str, Any], data: Path, arrays: dict[str, np.ndarra
         "algorithm": {"name": case["algorithm"], **hyper},
         "local": local | {k: case[k] for k in ("epochs", "lr", "momentum", "weight_decay", "clip")},
         "server": {"lr": server_lr, "weighting": case["weights"]},
-        "monitor": SILENT,
+        "monitor": NO_WANDB_SECTION,
     }
 
 
@@ -135,47 +140,49 @@ class TestReference:
     """Minibatches, unequal step counts, partial participation, momentum, weight decay, clipping, a server rate."""
 
     @pytest.mark.parametrize("name", reference.PARAMETERS)
-    def test_equals_the_plain_version(self, lab: Lab, name: str) -> None:
-        config = faithful(lab, name)
-        told = reference.run(name, CASES[name].hyper, lab.problem(config))
-        np.testing.assert_allclose(lab.run(config).x, told["x"][-1], **EXACT)
+    def test_training_equals_the_reference(self, harness: TrainingHarness, name: str) -> None:
+        config = reference_config(harness, name)
+        expected = reference.run(name, CASES[name].hyper, harness.problem(config))
+        np.testing.assert_allclose(harness.run(config).x, expected["x"][-1], **EXACT)
 
     @pytest.mark.parametrize(("name", "option"), OPTIONS, ids=str)
-    def test_options_equal_the_plain_version_and_act(self, lab: Lab, name: str, option: dict[str, Any]) -> None:
-        config = faithful(lab, name, **option)
-        told = reference.run(name, CASES[name].hyper | option, lab.problem(config))
-        np.testing.assert_allclose(lab.run(config).x, told["x"][-1], **EXACT)
-        assert lab.run(config).sha != lab.run(faithful(lab, name)).sha
+    def test_options_have_an_effect_and_equal_the_reference(
+        self, harness: TrainingHarness, name: str, option: dict[str, Any]
+    ) -> None:
+        config = reference_config(harness, name, **option)
+        expected = reference.run(name, CASES[name].hyper | option, harness.problem(config))
+        np.testing.assert_allclose(harness.run(config).x, expected["x"][-1], **EXACT)
+        assert harness.run(config).sha != harness.run(reference_config(harness, name)).sha
 
     @pytest.mark.parametrize("weights", ["samples", "uniform"])
     @pytest.mark.parametrize("name", ["fedavg", "fedgmt", "fednsam_s", "fedsmoo", "mofedsam", "mimelite"])
-    def test_weights_of_the_clients(self, lab: Lab, name: str, weights: str) -> None:
-        config = lab.config(algorithm(name), server={"weighting": weights})
-        problem = lab.problem(config)
+    def test_client_weights_equal_the_reference(self, harness: TrainingHarness, name: str, weights: str) -> None:
+        config = harness.config(algorithm(name), server={"weighting": weights})
+        problem = harness.problem(config)
         problem.weights = weights
-        told = reference.run(name, CASES[name].hyper, problem)
-        np.testing.assert_allclose(lab.run(config).x, told["x"][-1], **EXACT)
+        expected = reference.run(name, CASES[name].hyper, problem)
+        np.testing.assert_allclose(harness.run(config).x, expected["x"][-1], **EXACT)
 
 
 class TestCosts:
-    def test_fedgf_saves_the_first_pass_once_c_is_1(self, lab: Lab) -> None:
-        rows = lab.run(lab.config(algorithm("fedgf", threshold=0.0))).rows
+    def test_fedgf_saves_the_first_pass_once_c_is_1(self, harness: TrainingHarness) -> None:
+        records = harness.run(harness.config(algorithm("fedgf", threshold=0.0))).records
         steps = [sum(2 * -(-SIZES[client] // 4) for client in cohort) for cohort in SCHEDULE]
-        assert [r["backwards"] for r in rows] == [2 * steps[0], *steps[1:]]
+        assert [r["backwards"] for r in records] == [2 * steps[0], *steps[1:]]
 
-    def test_buffers_travel_with_each_model(self, lab: Lab) -> None:
-        run = lab.run(drawn(lab, "scaffold"))
+    def test_buffers_are_sent_with_each_model(self, harness: TrainingHarness) -> None:
+        run = harness.run(sampled_config(harness, "scaffold"))
         parameters, buffers = run.x.size, sum(b.numel() for b in run.buffers.values())
-        assert {r["bytes_down"] for r in run.rows} == {3 * (2 * parameters + buffers) * 4}
-        assert {r["bytes_up"] for r in run.rows} == {3 * (2 * parameters + buffers) * 4}
+        assert {r["bytes_down"] for r in run.records} == {3 * (2 * parameters + buffers) * 4}
+        assert {r["bytes_up"] for r in run.records} == {3 * (2 * parameters + buffers) * 4}
 
     @pytest.mark.parametrize("name", [*algorithms])
-    def test_the_printed_table_says_the_same(self, name: str) -> None:
+    def test_the_printed_table_has_the_costs_of_the_case(self, name: str) -> None:
         case: Case = CASES[name]
-        *_, passes, down, up, memory = row(name)
+        *_, passes, down, up, memory = algorithm_row(name)
         assert passes.startswith(f"{case.passes[0]}F {case.passes[1]}B")
         assert (int(down), int(up), int(memory)) == (case.down, case.up, case.memory)
 
-    def test_the_table_names_what_is_special(self) -> None:
-        assert row("fedgf")[3] == "2F 2B (1F 1B at share = 1)"
-        assert row("mimelite")[3] == "1F 1B + full pass a round"
+    def test_the_table_names_special_passes(self) -> None:
+        assert algorithm_row("fedgf")[3] == "2F 2B (1F 1B at share = 1)"
+        assert algorithm_row("mimelite")[3] == "1F 1B + full pass per round"

@@ -1,4 +1,4 @@
-"""The folders are the architecture: imports go one way, and every module stands in the document."""
+"""Layers: imports go one way, and docs/architecture.md names every module."""
 
 import ast
 import re
@@ -9,18 +9,18 @@ from tests.support.processes import ROOT
 
 LAYERS = (
     "fl_dist.common",
-    "fl_dist.core",
-    "fl_dist.drawing",
+    "fl_dist.plots",
     "fl_dist.algorithms",
     "fl_dist.diagnostics",
     "fl_dist.data",
     "fl_dist.models",
     "fl_dist.tasks",
+    "fl_dist.metrics",
+    "fl_dist.callbacks",
     "fl_dist.config",
-    "fl_dist.machine",
+    "fl_dist.distributed",
     "fl_dist.storage",
-    "fl_dist.monitor",
-    "fl_dist.engine",
+    "fl_dist.federation",
     "fl_dist.execute",
     "fl_dist.runs",
     "fl_dist.results",
@@ -31,25 +31,25 @@ LAYERS = (
     "launch",
     "fl_dist.__main__",
 )
-"""From what knows nothing to what knows everything; each imports only itself and what stands above it here."""
+"""From the lowest layer to the highest; each imports only itself and the layers above it in this list."""
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for package in ("fl_dist", "launch")
     for path in (ROOT / package).rglob("*.py")
-    if path != ROOT / "fl_dist" / "__init__.py"  # which imports `run` when it is asked for
+    if path != ROOT / "fl_dist" / "__init__.py"  # it imports `run` lazily
 }
 
 
 def imports(path: Path) -> set[str]:
     """The modules of the program that a file imports, also within functions."""
-    found = set()
+    importing = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
+            importing |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             inner = {f"{node.module}.{name.name}" for name in node.names}
-            found |= (inner & MODULES.keys()) or {node.module}
-    return found & MODULES.keys()
+            importing |= (inner & MODULES.keys()) or {node.module}
+    return importing & MODULES.keys()
 
 
 def layer(module: str) -> int:
@@ -60,39 +60,40 @@ def test_every_module_has_its_layer() -> None:
     assert [m for m in MODULES if layer(m) < 0] == []
 
 
-def test_imports_go_one_way() -> None:
-    up = [(m, other) for m, path in MODULES.items() for other in imports(path) if layer(other) > layer(m)]
-    assert not up
+def test_modules_import_only_lower_layers() -> None:
+    upward_imports = [(m, other) for m, path in MODULES.items() for other in imports(path) if layer(other) > layer(m)]
+    assert not upward_imports
 
 
-def test_no_two_modules_import_each_other() -> None:
+def test_there_are_no_import_cycles() -> None:
     order = TopologicalSorter({module: imports(path) - {module} for module, path in MODULES.items()})
     order.prepare()
 
 
 def test_the_document_names_every_folder_and_module() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
-    told = {word.strip("`,") for word in text.split() if word.startswith("`")}
-    # One file a data set, model, paper or kind: their folders stand for them.
-    many = (
+    documented = {word.strip("`,") for word in text.split() if word.startswith("`")}
+    # One file per data set, model, paper or kind: the document names only their folders.
+    packages = (
         "fl_dist.algorithms.",
         "fl_dist.diagnostics.",
         "fl_dist.data.",
         "fl_dist.models.",
         "fl_dist.tasks.",
+        "fl_dist.callbacks.",
         "launch.",
     )
-    names = [m for m in MODULES if not m.startswith(many) and MODULES[m].name != "__init__.py"]
-    assert [m for m in names if f"{m.rpartition('.')[2]}.py" not in told] == []
+    names = [m for m in MODULES if not m.startswith(packages) and MODULES[m].name != "__init__.py"]
+    assert [m for m in names if f"{m.rpartition('.')[2]}.py" not in documented] == []
     folders = [name.rpartition(".")[2] for name in LAYERS if (ROOT / name.replace(".", "/")).is_dir()]
-    assert [name for name in folders if f"{name}/" not in told] == []
+    assert [name for name in folders if f"{name}/" not in documented] == []
 
 
 def test_no_test_module_imports_another() -> None:
-    """What tests share is in `tests/support`, and waits for things in one way."""
+    """Shared code is in `tests/support`, and only one module waits and picks ports."""
     files = [path for layer in ("unit", "process", "cluster") for path in (ROOT / "tests" / layer).rglob("*.py")]
     assert len(files) > 60
-    found = [path.name for path in files if re.search(r"^(from|import) tests\.(?!support)", path.read_text(), re.M)]
-    assert found == []
+    importing = [path.name for path in files if re.search(r"^(from|import) tests\.(?!support)", path.read_text(), re.M)]
+    assert importing == []
     waits = [p.name for p in (ROOT / "tests").rglob("*.py") if re.search(r"def (wait_for|free_port)\(", p.read_text())]
     assert waits == ["waiting.py"]

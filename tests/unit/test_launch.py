@@ -1,20 +1,19 @@
-"""What launchers check, ask for and say before they start anything."""
+"""Checks, requests and output of launchers before they start a run."""
 
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from launch import local, submit, sweep, sync, task
-from launch.devices import placed, visible_gpus
-from tests.support.fake_runs import pretend
+from launch import local, requeue, submit, sweep, sync
+from launch.devices import describe_placement, visible_gpus
 from tests.support.launchers import write_config
 from tests.support.processes import ROOT, environment
+from tests.support.sample_runs import write_run
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +46,8 @@ def test_the_dry_run_shows_the_batch_script_of_a_profile(config, tmp_path, capsy
     profiles.write_text(
         "here: {partition: fast, account: us, qos: low, hours: 2, setup: [module load x], sbatch: {mail-user: me}}"
     )
-    where = ["--profiles", str(profiles), "--profile", "here"]
-    arguments = [config, f"run.dir={tmp_path}/run", "--nodes", "2", "--gpus-per-node", "8", "--dry-run", *where]
+    profile = ["--profiles", str(profiles), "--profile", "here"]
+    arguments = [config, f"run.dir={tmp_path}/run", "--nodes", "2", "--gpus-per-node", "8", "--dry-run", *profile]
     assert submit.main(arguments) == 0
     script = capsys.readouterr().out
     for option in (
@@ -61,7 +60,7 @@ def test_the_dry_run_shows_the_batch_script_of_a_profile(config, tmp_path, capsy
         "mail-user=me",
     ):
         assert f"#SBATCH --{option}\n" in script
-    assert re.search(r"^srun .*--cpus-per-task=2 ", script, re.MULTILINE), "which srun does not inherit"
+    assert re.search(r"^srun .*--cpus-per-task=2 ", script, re.MULTILINE), "srun does not inherit it"
     assert "\nmodule load x\n" in script
     assert not (tmp_path / "run").exists()
 
@@ -75,31 +74,31 @@ def test_profiles_are_checked(config, tmp_path, capsys):
     assert "no profile 'her'" in capsys.readouterr().err
 
 
-def test_without_slurm_submitting_says_so(config, tmp_path, capsys, monkeypatch):
+def test_submitting_without_slurm_is_refused(config, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert submit.main([config, f"run.dir={tmp_path}/run"]) == 2
     assert "no sbatch on the PATH" in capsys.readouterr().err
 
 
-def test_more_gpus_than_there_are_start_nothing(config, tmp_path, monkeypatch, capsys):
+def test_too_many_gpus_start_nothing(config, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert submit.main([config, f"run.dir={tmp_path}/run", "--local", "--gpus-per-node", "3"]) == 2
-    assert capsys.readouterr().err == "error: --gpus-per-node is 3, but 2 GPUs can be seen here\n"
+    assert capsys.readouterr().err == "error: --gpus-per-node is 3, but only 2 GPUs can be seen here\n"
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("ranks", "gpus", "nodes", "words"),
+    ("ranks", "gpus", "nodes", "text"),
     [
         (3, 0, 1, "3 ranks on one machine, on the CPU"),
-        (1, 2, 1, "1 rank on one machine, one a GPU"),
-        (8, 8, 2, "16 ranks on 2 nodes, one a GPU"),
+        (1, 2, 1, "1 rank on one machine, one per GPU"),
+        (8, 8, 2, "16 ranks on 2 nodes, one per GPU"),
         (4, 2, 1, "4 ranks on one machine, sharing 2 GPUs"),
-        (4, 2, 3, "12 ranks on 3 nodes, sharing 2 GPUs a node"),
+        (4, 2, 3, "12 ranks on 3 nodes, sharing 2 GPUs per node"),
     ],
 )
-def test_launchers_say_what_they_ask_for(ranks, gpus, nodes, words):
-    assert placed(ranks, gpus, nodes) == words
+def test_launchers_print_the_placement(ranks, gpus, nodes, text):
+    assert describe_placement(ranks, gpus, nodes) == text
 
 
 def test_ranks_on_the_cpu_see_no_gpus(monkeypatch):
@@ -108,45 +107,65 @@ def test_ranks_on_the_cpu_see_no_gpus(monkeypatch):
     assert (visible_gpus("auto"), visible_gpus("cuda"), visible_gpus("cpu")) == (["0", "1"], ["0", "1"], [])
 
 
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "FL_DIST_HOME": str(ROOT)}
+
+
+def run_job_script(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    script = ["bash", "-c", 'source "$FL_DIST_HOME/slurm/common.sh"; train "$@"', "job", *arguments]
+    env = environment(**{"PYTHON": sys.executable} | JOB | variables)
+    return subprocess.run(script, env=env, capture_output=True, text=True)
+
+
+@pytest.fixture
+def slurm_commands(tmp_path, monkeypatch) -> Path:
+    """A folder of fake Slurm commands that only print."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    write_program(folder / "srun", 'echo "$SRUN_CPUS_PER_TASK CPUs, ${*:1:4}"')
+    write_program(folder / "scontrol", 'echo "$*"')
+    return folder
+
+
 @pytest.mark.parametrize(("tasks", "cpus"), [({}, "16"), ({"SLURM_NTASKS_PER_NODE": "4"}, "64")])
-def test_the_launcher_of_a_node_gets_the_cpus_of_the_job(tasks, cpus, config, tmp_path):
-    script = """
-        srun() { echo "$SRUN_CPUS_PER_TASK CPUs, ${*:1:4}"; }
-        scontrol() { echo n1; }
-        squeue() { :; }
-        source "$FL_DIST_HOME/slurm/common.sh"
-        train "$@"
-    """
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_CPUS_PER_TASK": "16"}
-    env = environment(PYTHON=sys.executable, FL_DIST_HOME=str(ROOT), SLURM_GPUS_ON_NODE="4", **job, **tasks)
-    done = subprocess.run(
-        ["bash", "-c", script, "job", f"{tmp_path}/run", config], env=env, capture_output=True, text=True
-    )
-    first, second = done.stdout.splitlines()
-    assert first == f"job 7 on n1, 4 ranks and 4 GPUs a node: {tmp_path}/run"
+def test_the_launcher_of_a_node_gets_the_cpus_of_the_job(tasks, cpus, config, slurm_commands, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model.safetensors").touch()
+    variables = {"SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_PER_TASK": "16"} | tasks
+    completed = run_job_script([f"{tmp_path}/run", config], **variables)
+    assert completed.returncode == 0
+    first, second = completed.stdout.splitlines()
+    assert first == f"job 7 on n1, 4 ranks and 4 GPUs per node: {tmp_path}/run"
     assert second == f"{cpus} CPUs, --kill-on-bad-exit=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=4"
 
 
-@pytest.mark.parametrize(("last", "wanted"), [("echo RUNNING", True), ("echo COMPLETING", False), ("exit 1", False)])
-def test_a_busy_controller_is_asked_again_whether_a_job_is_still_wanted(last, wanted, config, tmp_path, monkeypatch):
-    asked = tmp_path / "asked"
-    write_program(tmp_path / "squeue", f'echo >> {asked}; [ "$(wc -l < {asked})" -gt 2 ] || exit 1; {last}')
-    write_program(tmp_path / "sleep", "")
-    write_program(tmp_path / "srun", "")
-    write_program(tmp_path / "scontrol", 'echo "$1"')
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(task.time, "sleep", lambda seconds: None)
-    assert task.still_wanted(SimpleNamespace(cluster="slurm", raw_job_id="7")) == wanted
-    assert len(asked.read_text()) == (3 if last.startswith("echo") else 1 + len(task.PAUSES))
-    asked.unlink()
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "FL_DIST_HOME": str(ROOT)}
-    script = ["bash", "-c", 'source "$FL_DIST_HOME/slurm/common.sh"; train "$@"', "job", f"{tmp_path}/run", config]
-    done = subprocess.run(script, env=environment(PYTHON=sys.executable, **job), capture_output=True, text=True)
-    assert done.returncode == 75
-    assert (
-        done.stdout.splitlines()[1:]
-        == ["interrupted: the job goes back to the queue and will resume", "requeue"] * wanted
-    )
+@pytest.mark.parametrize(
+    ("answer", "is_running"), [("echo RUNNING", True), ("echo COMPLETING", False), ("exit 1", False)]
+)
+def test_a_busy_controller_is_queried_again(answer, is_running, slurm_commands, tmp_path, monkeypatch):
+    calls, delays = tmp_path / "calls", []
+    write_program(slurm_commands / "squeue", f'echo >> {calls}; [ "$(wc -l < {calls})" -gt 2 ] || exit 1; {answer}')
+    monkeypatch.setattr(requeue.time, "sleep", delays.append)
+    assert requeue.is_job_running("7") == is_running
+    assert len(calls.read_text()) == (3 if answer.startswith("echo") else 5)
+    assert delays == ([1, 2] if answer.startswith("echo") else [1, 2, 4, 8, 0])
+
+
+@pytest.mark.parametrize(("state", "is_running"), [("RUNNING", True), ("COMPLETING", False), ("", False)])
+def test_an_interrupted_job_is_requeued_unless_it_was_cancelled(state, is_running, config, slurm_commands, tmp_path):
+    write_program(slurm_commands / "squeue", f'[ "$*" = "--noheader --jobs=7 --format=%T" ] && echo {state}')
+    completed = run_job_script([f"{tmp_path}/run", config])
+    assert completed.returncode == 75
+    expected = ["interrupted: the job goes back to the queue and will resume", "requeue 7"] if is_running else []
+    assert completed.stdout.splitlines()[2:] == expected, completed.stderr
+
+
+def test_a_job_in_a_container_is_requeued_by_the_host(config, slurm_commands, tmp_path):
+    """PYTHON is a command without Slurm's programs on its PATH."""
+    write_program(slurm_commands / "squeue", "echo RUNNING")
+    write_program(tmp_path / "container", f'PATH=/none exec {sys.executable} "$@"')
+    completed = run_job_script([f"{tmp_path}/run", config], PYTHON=f"{tmp_path}/container")
+    assert completed.stdout.splitlines()[-1] == "requeue 7", completed.stderr
 
 
 def write_program(path, text):
@@ -173,29 +192,22 @@ def test_a_sweep_is_validated_before_anything_starts(text, message, tmp_path, ca
 
 
 @pytest.mark.parametrize("name", ["sweep_digits.yaml", "results/cifar10.yaml"])
-def test_the_sweeps_that_come_along_are_valid(name, monkeypatch):
+def test_the_included_sweeps_are_valid(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    _, cells = sweep.read(f"configs/{name}")
-    assert len({cell.name for cell in cells}) == len(cells) >= 6
+    _, runs = sweep.read_sweep(f"configs/{name}")
+    assert len({run.name for run in runs}) == len(runs) >= 6
 
 
 def test_finished_runs_of_a_sweep_are_not_started_again(tmp_path, capsys):
     file = write_sweep(tmp_path, "grid: {seed: [0, 1]}")
-    _, cells = sweep.read(file)
-    for cell in cells:
-        pretend(Path(cell.run), rounds=cell.rounds)
+    _, runs = sweep.read_sweep(file)
+    for run in runs:
+        write_run(Path(run.run), rounds=run.rounds)
     assert sweep.main([file, "--local"]) == 0
     assert capsys.readouterr().out == "2 runs: 2 finished, 0 under way, 0 to start\n"
 
 
-def test_one_task_is_refused_before_anything_starts(tmp_path, capsys):
-    text = "resources: {tasks_per_node: 1}\ngrid: {seed: [0]}"
-    assert sweep.main([write_sweep(tmp_path, text), "--local"]) == 2
-    assert "one task leaves no worker beside the server" in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()
-
-
-def test_sync_says_what_is_missing(tmp_path, capsys, monkeypatch):
+def test_sync_reports_missing_records_and_accounts(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     assert sync.main([str(tmp_path)]) == 1

@@ -1,4 +1,4 @@
-"""Models have the published sizes and formulas; a file of parameters is loaded exactly or refused."""
+"""Models have the published sizes and formulas; parameter files are loaded exactly or refused."""
 
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fl_dist.models import load_init, models
-from fl_dist.models.vit import HEADS, Attention, patches
-from tests.support.models import CIFAR, build, message, size
+from fl_dist.models.vit import HEADS, Attention, to_patches
+from tests.support.models import CIFAR, build_by_name, error_message, parameter_count
 
 
 def test_every_setting_has_a_description() -> None:
@@ -20,9 +20,9 @@ def test_every_setting_has_a_description() -> None:
 
 
 def test_published_parameter_counts() -> None:
-    assert size(build("cnn")) == 2_156_490
-    assert size(build("vit_cifar")) == 1_825_162
-    assert size(build("mlp", (5,), 3, hidden=[])) == 18
+    assert parameter_count(build_by_name("cnn")) == 2_156_490
+    assert parameter_count(build_by_name("vit_cifar")) == 1_825_162
+    assert parameter_count(build_by_name("mlp", (5,), 3, hidden=[])) == 18
 
 
 @pytest.mark.parametrize(
@@ -44,22 +44,22 @@ def test_published_parameter_counts() -> None:
         ("vgg11", CIFAR, 100, {}, 9_377_508),
     ],
 )
-def test_the_papers_models_have_their_sizes(
+def test_models_have_the_parameter_counts_of_the_papers(
     name: str, shape: tuple[int, ...], classes: int, settings: dict, count: int
 ) -> None:
-    model = build(name, shape, classes, **settings)
-    assert size(model) == count
+    model = build_by_name(name, shape, classes, **settings)
+    assert parameter_count(model) == count
     rows = torch.zeros(2, *shape, dtype=torch.long if name == "fasttext" else torch.float32)
     assert model.eval()(rows).shape == (2, classes)
 
 
 def test_batchnorm_of_resnet18_has_its_statistics() -> None:
-    assert sum(buffer.numel() for buffer in build("resnet18").buffers()) == 9_491
+    assert sum(buffer.numel() for buffer in build_by_name("resnet18").buffers()) == 9_491
 
 
-def test_resnet_is_the_formula() -> None:
-    """One block with and one without a change of size, written out."""
-    model, x = build("resnet8_gn", classes=5).eval(), torch.randn(2, *CIFAR)
+def test_resnet_follows_the_formula() -> None:
+    """One block with and one without downsampling, written out."""
+    model, x = build_by_name("resnet8_gn", classes=5).eval(), torch.randn(2, *CIFAR)
 
     def block(b: Any, x: torch.Tensor) -> torch.Tensor:
         y = F.relu(F.group_norm(F.conv2d(x, b.conv1.weight, None, b.conv1.stride, 1), 2, b.norm1.weight, b.norm1.bias))
@@ -78,7 +78,7 @@ def test_resnet_is_the_formula() -> None:
 
 
 def test_fasttext_averages_padding_too() -> None:
-    model, tokens = build("fasttext", (5,), 4), torch.tensor([[7, 9, 0, 0, 0]])
+    model, tokens = build_by_name("fasttext", (5,), 4), torch.tensor([[7, 9, 0, 0, 0]])
     vectors = model.embed.weight
     mean = (vectors[7] + vectors[9]) / 5
     assert torch.equal(vectors[0], torch.zeros(32))
@@ -89,7 +89,7 @@ def test_fasttext_averages_padding_too() -> None:
 @pytest.mark.parametrize("name", ["mlp", "cnn", "vit_cifar"])
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (1, 8, 8), (2, 8, 12)])
 def test_models_return_logits_for_every_image_size(name: str, shape: tuple[int, ...]) -> None:
-    assert build(name, shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
+    assert build_by_name(name, shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
 
 
 @pytest.mark.parametrize(
@@ -98,13 +98,13 @@ def test_models_return_logits_for_every_image_size(name: str, shape: tuple[int, 
 )
 def test_a_model_is_a_function_of_the_seed(name: str, settings: dict) -> None:
     x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    first, again, other = (build(name, (1, 8, 8), seed=seed, **settings)(x) for seed in (0, 0, 1))
+    first, again, other = (build_by_name(name, (1, 8, 8), seed=seed, **settings)(x) for seed in (0, 0, 1))
     assert first.equal(again) and not first.equal(other)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_mlp_is_the_formula_and_has_the_agreed_names(activation: str) -> None:
-    model, x = build("mlp", (2, 3), 4, hidden=[5, 6], activation=activation), torch.randn(3, 2, 3)
+def test_mlp_follows_the_formula_and_has_the_documented_names(activation: str) -> None:
+    model, x = build_by_name("mlp", (2, 3), 4, hidden=[5, 6], activation=activation), torch.randn(3, 2, 3)
     values = dict(model.named_parameters())
     assert list(values) == [f"layers.{i}.{kind}" for i in range(3) for kind in ("weight", "bias")]
     act, y = getattr(torch, activation), x.reshape(3, 6)
@@ -115,8 +115,8 @@ def test_mlp_is_the_formula_and_has_the_agreed_names(activation: str) -> None:
 
 
 @pytest.mark.parametrize("norm", ["none", "group"])
-def test_cnn_is_the_formula(norm: str) -> None:
-    model, x = build("cnn", norm=norm), torch.randn(2, *CIFAR)
+def test_cnn_follows_the_formula(norm: str) -> None:
+    model, x = build_by_name("cnn", norm=norm), torch.randn(2, *CIFAR)
     groups = (lambda z: F.group_norm(z, 2)) if norm == "group" else (lambda z: z)
     y = F.max_pool2d(groups(F.conv2d(x, model.conv1.weight, model.conv1.bias, padding=2)).relu(), 2)
     y = F.max_pool2d(groups(F.conv2d(y, model.conv2.weight, model.conv2.bias, padding=2)).relu(), 2)
@@ -126,10 +126,10 @@ def test_cnn_is_the_formula(norm: str) -> None:
 
 def test_cnn_norm_adds_its_parameters_after_each_convolution() -> None:
     for norm, buffers in (("none", 0), ("batch", 6), ("group", 0)):
-        model = build("cnn", norm=norm)
-        assert size(model) == 2_156_490 + (0 if norm == "none" else 2 * (32 + 64))
+        model = build_by_name("cnn", norm=norm)
+        assert parameter_count(model) == 2_156_490 + (0 if norm == "none" else 2 * (32 + 64))
         assert len(list(model.buffers())) == buffers
-    before = build("cnn", norm="batch")
+    before = build_by_name("cnn", norm="batch")
     x = torch.randn(8, *CIFAR)
     before(x)
     expected = 0.1 * before.conv1(x).mean((0, 2, 3))
@@ -137,18 +137,18 @@ def test_cnn_norm_adds_its_parameters_after_each_convolution() -> None:
 
 
 def test_cnn_drops_units_in_training_only() -> None:
-    model, x = build("cnn", (1, 8, 8), dropout=0.5), torch.randn(4, 1, 8, 8)
+    model, x = build_by_name("cnn", (1, 8, 8), dropout=0.5), torch.randn(4, 1, 8, 8)
     assert not model(x).equal(model(x))
     torch.manual_seed(3)
     first = model(x)
     torch.manual_seed(3)
     assert model(x).equal(first)
-    assert model.eval()(x).equal(build("cnn", (1, 8, 8))(x))
+    assert model.eval()(x).equal(build_by_name("cnn", (1, 8, 8))(x))
 
 
 def test_vit_patches_are_those_of_unfold() -> None:
     x = torch.randn(2, 3, 8, 12)
-    assert patches(x).equal(F.unfold(x, 4, stride=4).transpose(1, 2))
+    assert to_patches(x).equal(F.unfold(x, 4, stride=4).transpose(1, 2))
 
 
 def test_vit_attention_is_scaled_by_the_whole_width() -> None:
@@ -161,8 +161,8 @@ def test_vit_attention_is_scaled_by_the_whole_width() -> None:
 
 
 def test_vit_is_two_pre_norm_blocks_then_mean_norm_and_head() -> None:
-    model, x = build("vit_cifar").double(), torch.randn(2, *CIFAR, dtype=torch.float64)
-    y = patches(x) @ model.embed.weight.T + model.embed.bias + model.position
+    model, x = build_by_name("vit_cifar").double(), torch.randn(2, *CIFAR, dtype=torch.float64)
+    y = to_patches(x) @ model.embed.weight.T + model.embed.bias + model.position
     for block in model.blocks:
         y = y + block.attention(F.layer_norm(y, (384,), block.norm1.weight, block.norm1.bias))
         z = F.layer_norm(y, (384,), block.norm2.weight, block.norm2.bias)
@@ -173,29 +173,29 @@ def test_vit_is_two_pre_norm_blocks_then_mean_norm_and_head() -> None:
 
 
 @pytest.mark.parametrize(("name", "shape"), [("cnn", (5,)), ("cnn", (1, 3, 8)), ("vit_cifar", (1, 30, 32))])
-def test_a_model_refuses_rows_it_cannot_take(name: str, shape: tuple[int, ...]) -> None:
-    assert f"not {list(shape)}; use model mlp" in message(build, name, shape)
+def test_a_model_refuses_unsupported_input_shapes(name: str, shape: tuple[int, ...]) -> None:
+    assert f"not {list(shape)}; use model mlp" in error_message(build_by_name, name, shape)
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    tensors = {name: p.detach().double() for name, p in build("mlp", (5,), 3, seed=7).named_parameters()}
+def init_file(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    tensors = {name: p.detach().double() for name, p in build_by_name("mlp", (5,), 3, seed=7).named_parameters()}
     save_file(tensors, tmp_path / "init.safetensors")
     return tmp_path / "init.safetensors", tensors
 
 
-def test_init_is_copied_in_place_and_converted(saved: tuple[Path, dict[str, torch.Tensor]]) -> None:
-    path, tensors = saved
-    model = build("mlp", (5,), 3)
-    places = [p.data_ptr() for p in model.parameters()]
+def test_init_is_copied_in_place_and_converted(init_file: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    path, tensors = init_file
+    model = build_by_name("mlp", (5,), 3)
+    pointers = [p.data_ptr() for p in model.parameters()]
     load_init(model, path)
     assert all(p.dtype == torch.float32 and p.equal(tensors[n].float()) for n, p in model.named_parameters())
-    assert [p.data_ptr() for p in model.parameters()] == places
+    assert [p.data_ptr() for p in model.parameters()] == pointers
     assert all(p.requires_grad for p in model.parameters())
 
 
 def test_init_may_hold_buffers(tmp_path: Path) -> None:
-    model, other = build("cnn", (1, 8, 8), norm="batch"), build("cnn", (1, 8, 8), norm="batch", seed=1)
+    model, other = build_by_name("cnn", (1, 8, 8), norm="batch"), build_by_name("cnn", (1, 8, 8), norm="batch", seed=1)
     other.norm1.running_mean.fill_(3)
     save_file(other.state_dict(), tmp_path / "all.safetensors")
     load_init(model, tmp_path / "all.safetensors")
@@ -205,23 +205,23 @@ def test_init_may_hold_buffers(tmp_path: Path) -> None:
 
 
 def test_init_that_does_not_fit_is_refused_and_changes_nothing(
-    saved: tuple[Path, dict[str, torch.Tensor]],
+    init_file: tuple[Path, dict[str, torch.Tensor]],
 ) -> None:
-    path, tensors = saved
-    model = build("mlp", (5,), 3)
+    path, tensors = init_file
+    model = build_by_name("mlp", (5,), 3)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     renamed = {name.replace("1.bias", "9.bias"): tensor for name, tensor in tensors.items()}
     save_file(renamed, path)
-    assert "lacks 'layers.1.bias' and has unknown 'layers.9.bias'" in message(load_init, model, path)
+    assert "lacks 'layers.1.bias' and has unknown 'layers.9.bias'" in error_message(load_init, model, path)
     save_file(tensors | {"layers.1.weight": torch.zeros(3, 63)}, path)
-    assert "layers.1.weight has shape [3, 63], in the model [3, 64]" in message(load_init, model, path)
+    assert "layers.1.weight has shape [3, 63], in the model [3, 64]" in error_message(load_init, model, path)
     assert all(p.equal(before[name]) for name, p in model.named_parameters())
 
 
-def test_init_names_an_absent_or_damaged_file(saved: tuple[Path, dict[str, torch.Tensor]]) -> None:
-    path, _ = saved
-    model, whole = build("mlp", (5,), 3), path.read_bytes()
-    for damaged in (b"", b"text", whole[:-1], b"\xff" * 100):
+def test_init_names_an_absent_or_damaged_file(init_file: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    path, _ = init_file
+    model, data = build_by_name("mlp", (5,), 3), path.read_bytes()
+    for damaged in (b"", b"text", data[:-1], b"\xff" * 100):
         path.write_bytes(damaged)
-        assert f"{path} is not a readable .safetensors file" in message(load_init, model, path)
-    assert "does not exist" in message(load_init, model, path.with_name("none"))
+        assert f"{path} is not a readable .safetensors file" in error_message(load_init, model, path)
+    assert "does not exist" in error_message(load_init, model, path.with_name("none"))

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dist.data import dirichlet as draw
-from fl_dist.data.partition import partitions, split
+from fl_dist.common.errors import DataError
+from fl_dist.data import dirichlet as variants
+from fl_dist.data.partition import partition_rows, partitions
 
 ONCE = ("balanced", "unbalanced", "grouped")
 REPEATING = ("sequential", "per_client")
@@ -25,11 +26,11 @@ SMALL = balanced_labels(7, 61)
 
 
 def dirichlet(labels: np.ndarray, clients: int, seed: int = 0, **settings: Any) -> list[np.ndarray]:
-    return split("dirichlet", settings, labels, clients, seed, None)
+    return partition_rows("dirichlet", settings, labels, clients, seed, None)
 
 
 def classes(parts: list[np.ndarray], labels: np.ndarray) -> list[int]:
-    """How many classes each client has."""
+    """The number of classes per client."""
     return [len(np.unique(labels[part])) for part in parts]
 
 
@@ -46,8 +47,8 @@ def digest(parts: list[np.ndarray]) -> str:
 
 
 def message(*args: Any, **settings: Any) -> str:
-    with pytest.raises(ValueError) as caught:
-        split(args[0], settings, *args[1:])
+    with pytest.raises(DataError) as caught:
+        partition_rows(args[0], settings, *args[1:])
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -70,30 +71,30 @@ def test_every_setting_has_a_description() -> None:
 def test_split_is_a_pure_function_of_seed_and_labels(name: str, settings: dict[str, Any]) -> None:
     np.random.seed(1)
     labels = SMALL.copy()
-    first = digest(split(name, settings, labels, 20, 5, None))
+    first = digest(partition_rows(name, settings, labels, 20, 5, None))
     np.random.seed(2)
-    assert digest(split(name, settings, labels, 20, 5, None)) == first
-    assert digest(split(name, settings, labels, 20, 6, None)) != first
+    assert digest(partition_rows(name, settings, labels, 20, 5, None)) == first
+    assert digest(partition_rows(name, settings, labels, 20, 6, None)) != first
     assert (labels == SMALL).all()
 
 
 @pytest.mark.parametrize(("name", "settings"), EVERY)
 def test_rows_are_ascending_and_within_the_data(name: str, settings: dict[str, Any]) -> None:
-    parts = split(name, settings, SMALL, 20, 0, None)
+    parts = partition_rows(name, settings, SMALL, 20, 0, None)
     assert len(parts) == 20
     assert all((np.diff(part) >= 0).all() and part[0] >= 0 and part[-1] < len(SMALL) for part in parts)
 
 
-def test_partitions_of_a_seed_stay_what_they_are() -> None:
+def test_partitions_of_a_seed_never_change() -> None:
     assert (
-        digest(split("iid", {}, SMALL, 20, 0, None))
+        digest(partition_rows("iid", {}, SMALL, 20, 0, None))
         == "fe3a1831c139ad21b159404612cf177adf992d0a4b3fb29ff741253d901bae09"
     )
     assert digest(dirichlet(SMALL, 20)) == "13da5f70249999ed090d14ef86415b253bf801d93de4f677ed58f0dae5097245"
 
 
-def test_iid_parts_are_equal() -> None:
-    parts = split("iid", {}, SMALL, 20, 0, None)
+def test_iid_clients_have_equal_sizes() -> None:
+    parts = partition_rows("iid", {}, SMALL, 20, 0, None)
     assert all_once(parts, 427) and set(sizes(parts)) == {21, 22}
 
 
@@ -106,7 +107,7 @@ def test_variants_without_replacement_use_every_row_once(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["balanced", "grouped"])
-def test_equal_parts_differ_by_one_row_where_rows_do_not_divide(variant: str) -> None:
+def test_equal_sizes_differ_by_at_most_one_row(variant: str) -> None:
     parts = dirichlet(SMALL, 23, variant=variant)
     assert all_once(parts, 427) and set(sizes(parts)) == {18, 19}
 
@@ -127,7 +128,7 @@ def test_balanced_with_alpha_0_gives_one_class_each(labels: np.ndarray, number: 
         (CIFAR100, 10, 98.8, 42, 100),
     ],
 )
-def test_balanced_has_as_many_classes_a_client_as_the_published_files(
+def test_balanced_has_as_many_classes_per_client_as_the_published_files(
     labels: np.ndarray, alpha: float, published: float, fewest: int, most: int
 ) -> None:
     counts = [classes(dirichlet(labels, 100, seed, alpha=alpha), labels) for seed in range(8)]
@@ -137,10 +138,10 @@ def test_balanced_has_as_many_classes_a_client_as_the_published_files(
 
 
 def test_balanced_rounds_shares_while_nothing_is_used_up() -> None:
-    """The first client of the file for alpha 10 has counts whose variance is that of the shares alone."""
+    """The first client of the file for alpha 10 has counts whose variance is that of the shares."""
     first = [np.bincount(CIFAR100[dirichlet(CIFAR100, 100, seed, alpha=10)[0]], minlength=100) for seed in range(20)]
-    alone = 500**2 * 0.01 * 0.99 / 1001 + 1 / 6  # of a Dirichlet share, and of rounding the ends of an interval
-    assert np.mean([np.var(c) for c in first]) == pytest.approx(alone, rel=0.1)
+    variance = 500**2 * 0.01 * 0.99 / 1001 + 1 / 6  # of a Dirichlet share, and of rounding the ends of an interval
+    assert np.mean([np.var(c) for c in first]) == pytest.approx(variance, rel=0.1)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0, 100.0])
@@ -148,24 +149,24 @@ def test_balanced_rounds_shares_while_nothing_is_used_up() -> None:
 def test_balanced_is_the_same_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch, alpha: float, size: int) -> None:
     labels, parts = np.repeat(np.arange(10), 50), {}
     for block in (1, 3, 4096):
-        monkeypatch.setattr(draw, "BLOCK", block)
-        parts[block] = split("dirichlet", {"alpha": alpha}, labels, 500 // size, 0, None)
+        monkeypatch.setattr(variants, "CLIENT_BLOCK", block)
+        parts[block] = partition_rows("dirichlet", {"alpha": alpha}, labels, 500 // size, 0, None)
     for block in (3, 4096):
         assert all(np.array_equal(a, b) for a, b in zip(parts[1], parts[block], strict=True))
 
 
 def test_proportions_are_dirichlet() -> None:
     rng, alpha, k = np.random.default_rng(0), 0.3, 5
-    p = draw._proportions(draw._log_gammas(rng, alpha, (40_000, k)))
+    p = variants._softmax(variants._sample_log_gammas(rng, alpha, (40_000, k)))
     assert np.allclose(p.sum(1), 1)
     assert np.allclose(p.mean(0), 1 / k, atol=0.01)
     assert np.allclose(p.var(0), (1 / k) * (1 - 1 / k) / (k * alpha + 1), atol=0.003)
 
 
 def test_proportions_do_not_underflow() -> None:
-    logs = draw._log_gammas(np.random.default_rng(0), 1e-9, (100, 10))
-    one_hot = draw._proportions(logs)
-    others = draw._proportions(logs, one_hot == 0)
+    logs = variants._sample_log_gammas(np.random.default_rng(0), 1e-9, (100, 10))
+    one_hot = variants._softmax(logs)
+    others = variants._softmax(logs, one_hot == 0)
     assert (one_hot.max(1) == 1).all() and (others.max(1) == 1).all() and (others * one_hot == 0).all()
 
 
@@ -174,7 +175,7 @@ def test_unbalanced_keeps_the_smallest_size() -> None:
     assert all_once(parts, 50_000) and min(sizes(any_size)) < 60 <= min(sizes(parts)) and max(sizes(parts)) > 800
 
 
-def test_unbalanced_gives_up_with_advice() -> None:
+def test_unbalanced_fails_with_advice() -> None:
     text = message("dirichlet", CIFAR10, 100, 0, None, variant="unbalanced", alpha=0.001)
     assert "fewer than 1 rows" in text and "raise partition.alpha" in text
 
@@ -203,9 +204,9 @@ def test_repeating_variants_follow_the_prior(variant: str, alpha: float, low: fl
 def test_long_tail_totals_of_fedgmt(classes_: int, each: int, total: int) -> None:
     labels = np.repeat(np.arange(classes_), each)
     parts = dirichlet(labels, 100, variant="grouped", imbalance=0.5)
-    kept = np.bincount(labels[np.concatenate(parts)])
-    assert all_once(parts, total) and kept[0] == each and kept[-1] == each // 2
-    assert (np.diff(kept) <= 0).all() and max(sizes(parts)) - min(sizes(parts)) <= 1
+    class_counts = np.bincount(labels[np.concatenate(parts)])
+    assert all_once(parts, total) and class_counts[0] == each and class_counts[-1] == each // 2
+    assert (np.diff(class_counts) <= 0).all() and max(sizes(parts)) - min(sizes(parts)) <= 1
 
 
 @pytest.mark.parametrize("variant", [*ONCE, *REPEATING])
@@ -224,14 +225,15 @@ def test_long_tail_keeps_a_random_part_of_each_class() -> None:
 def test_groups_give_each_client_half_of_the_mean_before_the_cut() -> None:
     rng, amounts = np.random.default_rng(0), [500, 480, 0, 520, 490, 510, 700, 300]
     for alpha in (0.05, 1):
-        counts = draw._group_counts(amounts, 10, alpha, rng)
+        counts = variants._draw_group(amounts, 10, alpha, rng)
         assert counts.sum(0).tolist() == amounts and counts.min() >= 0
         assert counts.sum(1).min() >= 175
 
 
 def test_groups_give_no_more_to_a_client_at_the_mean() -> None:
     amounts = [50, 48, 52, 49, 51]
-    counts = draw._group_draws(amounts, 50.0, draw._log_gammas(np.random.default_rng(0), 0.3, (200, 5, 5)))
+    logs = variants._sample_log_gammas(np.random.default_rng(0), 0.3, (200, 5, 5))
+    counts = variants._apportion_groups(amounts, 50.0, logs)
     before = np.cumsum(counts, 1) - counts
     assert (counts.sum(2) == amounts).all() and (before >= 50).any()
     assert (counts[before >= 50] == 0).all()
@@ -240,10 +242,10 @@ def test_groups_give_no_more_to_a_client_at_the_mean() -> None:
 def test_groups_take_a_class_without_rows_when_all_are_full() -> None:
     logs = np.array([[[0.0, -1e9], [-1e9, 0.0], [0.0, 0.0]]])
     with np.errstate(all="raise", under="ignore"):
-        assert draw._group_draws([10, 10, 0], 10.0, logs).tolist() == [[[10, 0], [0, 10], [0, 0]]]
+        assert variants._apportion_groups([10, 10, 0], 10.0, logs).tolist() == [[[10, 0], [0, 10], [0, 0]]]
 
 
-def test_groups_give_up_with_advice() -> None:
+def test_groups_fail_with_advice() -> None:
     text = message("dirichlet", np.repeat([0, 1], 500), 10, 0, None, variant="grouped", alpha=0)
     assert "half of the mean" in text and "choose variant balanced" in text
 
@@ -254,16 +256,16 @@ def test_grouped_follows_alpha() -> None:
 
 
 @pytest.mark.parametrize(("labels", "per_client", "size"), [(CIFAR10, 2, 250), (CIFAR100, 10, 50)])
-def test_shards_are_whole_and_of_one_class(labels: np.ndarray, per_client: int, size: int) -> None:
-    parts = split("shards", {"per_client": per_client}, labels, 100, 0, None)
+def test_each_shard_is_complete_and_of_one_class(labels: np.ndarray, per_client: int, size: int) -> None:
+    parts = partition_rows("shards", {"per_client": per_client}, labels, 100, 0, None)
     assert all_once(parts, 50_000) and set(sizes(parts)) == {500}
     assert max(classes(parts, labels)) == per_client and min(classes(parts, labels)) < per_client
     assert all((np.bincount(labels[part]) % size == 0).all() for part in parts)
 
 
-def test_shards_cut_the_largest_classes_once_more_where_they_do_not_divide() -> None:
+def test_shards_split_the_largest_classes_if_rows_do_not_divide() -> None:
     labels = np.repeat([0, 1, 2], [10, 30, 20])
-    parts = split("shards", {"per_client": 1}, labels, 5, 0, None)
+    parts = partition_rows("shards", {"per_client": 1}, labels, 5, 0, None)
     shapes = sorted((labels[part[0]], len(part)) for part in parts)
     assert all_once(parts, 60) and shapes == [(0, 10), (1, 15), (1, 15), (2, 10), (2, 10)]
 
@@ -273,13 +275,13 @@ def test_shards_must_hold_every_class() -> None:
 
 
 def test_given_ids_are_used_as_they_are() -> None:
-    parts = split("given", {}, np.zeros(6, int), 3, 0, np.array([2, 0, 1, 0, 2, 2]))
+    parts = partition_rows("given", {}, np.zeros(6, int), 3, 0, np.array([2, 0, 1, 0, 2, 2]))
     assert [part.tolist() for part in parts] == [[1, 3], [2], [0, 4, 5]]
 
 
 def test_given_ids_must_fit_the_clients() -> None:
     labels, ids = np.zeros(6, int), np.array([3, 0, 1, 0, 3, 3])
-    assert "brings no client ids" in message("given", labels, 4, 0, None)
+    assert "has no client ids" in message("given", labels, 4, 0, None)
     assert "has a client 3, clients.total is 3; set it to 4" in message("given", labels, 3, 0, ids)
     assert "client 2 without training rows" in message("given", labels, 4, 0, ids)
 
@@ -302,39 +304,39 @@ def test_settings_out_of_range_are_errors(settings: dict[str, Any]) -> None:
 
 @given(clients=st.integers(1, 40), classes=st.integers(1, 9), each=st.integers(40, 90), seed=st.integers(0, 99))
 @settings(max_examples=40)
-def test_balanced_parts_have_as_much_of_each_class(clients: int, classes: int, each: int, seed: int) -> None:
+def test_balanced_clients_share_each_class_equally(clients: int, classes: int, each: int, seed: int) -> None:
     labels = balanced_labels(classes, each)
-    parts = split("balanced", {}, labels, clients, seed, None)
+    parts = partition_rows("balanced", {}, labels, clients, seed, None)
     counts = np.array([np.bincount(labels[part], minlength=classes) for part in parts])
     assert all_once(parts, len(labels))
     assert np.ptp(counts, axis=0).max() <= 1 and np.ptp(counts.sum(1)) <= 1
 
 
-@pytest.mark.parametrize(("labels", "wanted"), [(CIFAR10, 3), (CIFAR10, 6), (CIFAR100, 10), (SMALL, 2)])
-def test_pathological_clients_have_so_many_classes(labels: np.ndarray, wanted: int) -> None:
-    parts = split("pathological", {"classes": wanted}, labels, 20, 1, None)
-    assert set(classes(parts, labels)) == {wanted}
+@pytest.mark.parametrize(("labels", "expected"), [(CIFAR10, 3), (CIFAR10, 6), (CIFAR100, 10), (SMALL, 2)])
+def test_pathological_clients_have_the_given_number_of_classes(labels: np.ndarray, expected: int) -> None:
+    parts = partition_rows("pathological", {"classes": expected}, labels, 20, 1, None)
+    assert set(classes(parts, labels)) == {expected}
     assert set(sizes(parts)) == {len(labels) // 20}
     shares = [np.bincount(labels[part]).max() / len(part) for part in parts]
-    assert max(shares) < 1 / wanted + 5 * (1 / wanted / len(parts[0])) ** 0.5
+    assert max(shares) < 1 / expected + 5 * (1 / expected / len(parts[0])) ** 0.5
 
 
-def test_pathological_needs_the_classes() -> None:
+def test_pathological_needs_enough_classes() -> None:
     assert "partition.classes is 8, but the data has 7 classes" in message("pathological", SMALL, 5, 0, None, classes=8)
 
 
 @pytest.mark.parametrize("each", [1, 10])
 def test_domains_are_divided_among_their_own_clients(each: int) -> None:
     domain = np.random.default_rng(0).permutation(np.repeat([0, 2, 3], [50, 70, 100]))
-    parts = split("domains", {}, np.zeros(220, int), 3 * each, 0, domain)
+    parts = partition_rows("domains", {}, np.zeros(220, int), 3 * each, 0, domain)
     assert all_once(parts, 220)
     assert [set(domain[part]) for part in parts] == [{d} for d in (0, 2, 3) for _ in range(each)]
     assert [len(part) for part in parts[:each]] == [50 // each] * each
     assert "set clients.total to a multiple of 3" in message("domains", np.zeros(220, int), 4, 0, domain)
-    assert "brings no domains" in message("domains", np.zeros(220, int), 4, 0, None)
+    assert "has no domains" in message("domains", np.zeros(220, int), 4, 0, None)
 
 
-def test_given_finds_the_rows_of_very_many_clients() -> None:
+def test_given_scales_to_very_many_clients() -> None:
     ids = np.random.default_rng(0).permutation(np.repeat(np.arange(100_000), 3))
-    parts = split("given", {}, np.zeros(300_000, int), 100_000, 0, ids)
+    parts = partition_rows("given", {}, np.zeros(300_000, int), 100_000, 0, ids)
     assert all((ids[part] == client).all() and len(part) == 3 for client, part in enumerate(parts))

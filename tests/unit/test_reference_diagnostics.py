@@ -1,4 +1,4 @@
-"""The plain references of the diagnostics on cases whose answers are known by hand."""
+"""The plain reference diagnostics on cases with known answers."""
 
 import math
 from collections.abc import Callable

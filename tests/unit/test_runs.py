@@ -1,6 +1,13 @@
-"""A run as an object: what a program or a notebook sees of it, finished, interrupted or under way."""
+"""A run as a Python object: finished, interrupted or in progress."""
 
+import contextlib
 import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +18,18 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fl_dist
-from fl_dist.common.reading import ConfigError
+from fl_dist.algorithms.core import Algorithm, Part
+from fl_dist.common.errors import ConfigError, FlDistError
+from fl_dist.data import Dataset
 from fl_dist.data.digits import FILE
+from fl_dist.diagnostics.base import Diagnostic
+from fl_dist.distributed import bf16
+from fl_dist.distributed.signals import HANDLED_SIGNALS
 from fl_dist.main import main
-from tests.support.run_folder import metrics, model_hash
+from fl_dist.results.__main__ import main as show_results
+from fl_dist.runs import Run
+from fl_dist.tasks import Task
+from tests.support.run_folder import model_hash, read_records
 
 SMALL: dict[str, Any] = {
     "rounds": 3,
@@ -30,31 +45,35 @@ def linear(shape: tuple[int, ...], classes: int, *, bias: bool = True) -> nn.Mod
     return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), classes, bias=bias))
 
 
+def failing(shape: tuple[int, ...], classes: int) -> nn.Module:
+    raise RuntimeError("no")
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> fl_dist.Run:
     return fl_dist.run(SMALL, run={"dir": tmp_path_factory.mktemp("runs") / "finished"}, quiet=True)
 
 
-def test_a_run_from_python_is_that_of_the_command_line(finished: fl_dist.Run, tmp_path: Path) -> None:
-    words = ["model={name: cnn, norm: batch}", "clients={total: 5, per_round: 2}", "local.epochs=1", "rounds=3"]
+def test_a_run_from_python_equals_that_of_the_command_line(finished: fl_dist.Run, tmp_path: Path) -> None:
+    overrides = ["model={name: cnn, norm: batch}", "clients={total: 5, per_round: 2}", "local.epochs=1", "rounds=3"]
     (tmp_path / "empty.yaml").write_text("{}")
     more = ["algorithm=scaffold", "monitor.wandb.mode=disabled", f"run.dir={tmp_path / 'run'}"]
-    assert main([str(tmp_path / "empty.yaml"), *words, *more]) == 0
+    assert main([str(tmp_path / "empty.yaml"), *overrides, *more]) == 0
     assert model_hash(finished.path) == model_hash(tmp_path / "run")
     assert fl_dist.load(tmp_path / "run").config.model_dump(exclude={"run"}) == finished.config.model_dump(
         exclude={"run"}
     )
 
 
-def test_it_shows_what_the_folder_holds(finished: fl_dist.Run) -> None:
+def test_a_run_shows_the_contents_of_its_folder(finished: fl_dist.Run) -> None:
     assert finished.finished and finished.config.clients.total == 5
-    assert finished.history == metrics(finished.path)
+    assert finished.history == read_records(finished.path)
     assert finished.summary == json.loads((finished.path / "summary.json").read_text())
     assert finished.summary["last_accuracy"] == finished.history[-1]["test_accuracy"]
     assert repr(finished) == f"Run('{finished.path}', finished, 3 of 3 rounds)"
 
 
-def test_its_model_has_the_weights_and_the_accuracy(finished: fl_dist.Run) -> None:
+def test_the_model_of_a_run_has_its_weights_and_accuracy(finished: fl_dist.Run) -> None:
     model, saved = finished.model(), load_file(finished.path / "model.safetensors")
     state = model.state_dict()
     assert state.keys() == saved.keys() and all(torch.equal(state[name], saved[name]) for name in saved)
@@ -66,7 +85,7 @@ def test_its_model_has_the_weights_and_the_accuracy(finished: fl_dist.Run) -> No
     assert finished.evaluate(arrays["x_test"][:40], arrays["y_test"][:40])["accuracy"] * 40 % 1 == 0
 
 
-def test_its_clients_divide_the_rows(finished: fl_dist.Run) -> None:
+def test_the_clients_of_a_run_partition_the_rows(finished: fl_dist.Run) -> None:
     clients, labels = finished.clients, np.load(FILE)["y_train"]
     assert len(clients) == 5 and sum(clients.sizes) == len(labels)
     assert sorted(np.concatenate(clients.rows)) == list(range(len(labels)))
@@ -74,32 +93,80 @@ def test_its_clients_divide_the_rows(finished: fl_dist.Run) -> None:
     assert clients.classes[2, 3] == (labels[clients.rows[2]] == 3).sum()
 
 
-def test_its_rows_are_a_frame_if_pandas_is_there(finished: fl_dist.Run) -> None:
+def test_the_history_is_a_data_frame(finished: fl_dist.Run) -> None:
     frame = finished.history.frame()
     assert frame["round"].tolist() == [1, 2, 3]
     assert {"seconds.local", "method.control_norm", "test_accuracy"} <= set(frame.columns)
 
 
-def test_functions_stand_for_their_names(tmp_path: Path) -> None:
-    made = fl_dist.run(
-        SMALL, model={"name": linear, "bias": False}, rounds=1, run={"dir": tmp_path / "run"}, quiet=True
-    )
-    assert made.config.model["name"] == "tests.unit.test_runs:linear"
-    assert [tuple(p.shape) for p in made.model().parameters()] == [(10, 64)]
+def test_builders_may_be_given_as_functions(tmp_path: Path) -> None:
+    run = fl_dist.run(SMALL, model={"name": linear, "bias": False}, rounds=1, run={"dir": tmp_path / "run"}, quiet=True)
+    assert run.config.model["name"] == "tests.unit.test_runs:linear"
+    assert [tuple(p.shape) for p in run.model().parameters()] == [(10, 64)]
     with pytest.raises(ConfigError, match="defined inside a function and cannot be imported"):
         fl_dist.run(SMALL, model=lambda shape: None)
 
 
-def test_it_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+def process_state() -> dict[str, Any]:
+    log, torch_backends = logging.getLogger("fl_dist"), torch.backends
+    return {
+        "log": (log.level, log.propagate, list(log.handlers)),
+        "path": list(sys.path),
+        "environment": dict(os.environ),
+        "signals": {number: signal.getsignal(number) for number in HANDLED_SIGNALS},
+        "streams": (sys.stdout, sys.stderr),
+        "threads": (torch.get_num_threads(), threading.active_count()),
+        "kernels": (torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory),
+        "precision": (torch_backends.cudnn.benchmark, torch_backends.cudnn.allow_tf32, torch.get_default_dtype()),
+        "torch random": torch.get_rng_state().tolist(),
+        "numpy random": np.random.get_state()[1].tolist(),
+        "random": random.getstate(),
+        "gradients": torch.is_grad_enabled(),
+    }
+
+
+FAILURES = {
+    "of a configuration": {"local": {"lrr": 1}},
+    "of a client": {"local": {"lr": 1e30}},
+    "of a model": {"model": {"name": failing}},
+}
+
+
+@pytest.mark.parametrize("failure", [None, *FAILURES])
+def test_a_run_restores_the_state_of_the_process(
+    failure: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bf16, "ensure_bf16_works", lambda config: os.environ.update(bf16.WITHOUT_AMX))
+    log = logging.getLogger("fl_dist")
+    monkeypatch.setattr(log, "level", logging.ERROR)
     torch.manual_seed(5)
-    before = torch.get_num_threads(), torch.get_deterministic_debug_mode(), torch.get_rng_state()
-    made = fl_dist.run(SMALL, rounds=1, topology={"threads": 2}, run={"dir": tmp_path / "run"}, quiet=True)
-    made.model()
-    after = torch.get_num_threads(), torch.get_deterministic_debug_mode(), torch.get_rng_state()
-    assert before[:2] == after[:2] and torch.equal(before[2], after[2])
+    before = process_state()
+    expected = pytest.raises(FlDistError) if failure else contextlib.nullcontext()
+    with expected:
+        fl_dist.run(
+            {**SMALL, **FAILURES.get(failure or "", {})},
+            rounds=1,
+            topology={"threads": 2},
+            run={"dir": tmp_path / "run"},
+            quiet=True,
+        )
+    assert process_state() == before
 
 
-def test_errors_are_exceptions(finished: fl_dist.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_public_names_are_exported() -> None:
+    assert fl_dist.Part is Part and fl_dist.Algorithm is Algorithm and fl_dist.Dataset is Dataset
+    assert fl_dist.Task is Task and fl_dist.Diagnostic is Diagnostic and fl_dist.Run is Run
+    assert all(hasattr(fl_dist, name) for name in fl_dist.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = fl_dist.nothing
+
+
+def test_errors_are_raised_as_exceptions(
+    finished: fl_dist.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError, match="is finished; raise rounds"):
         fl_dist.run(SMALL, run={"dir": finished.path})
     with pytest.raises(ConfigError, match="unknown key local.lrr"):
@@ -109,13 +176,36 @@ def test_errors_are_exceptions(finished: fl_dist.Run, tmp_path: Path, capsys: py
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_reading_a_run_imports_nothing_that_it_names(finished: fl_dist.Run, tmp_path: Path) -> None:
-    """A folder from elsewhere must not run code before somebody asks for its model."""
+def test_loading_a_run_imports_no_user_code(finished: fl_dist.Run, tmp_path: Path) -> None:
+    """A run folder must not execute code before its model is requested."""
     folder = tmp_path / "run"
     fl_dist.run(SMALL, rounds=1, run={"dir": folder}, quiet=True)
     text = (folder / "config.yaml").read_text().replace("name: cnn", "name: nothing_of_that_name:net")
     (folder / "config.yaml").write_text(text)
-    read = fl_dist.load(folder)
-    assert read.config.model["name"] == "nothing_of_that_name:net" and read.summary["rounds"] == 1
+    run = fl_dist.load(folder)
+    assert run.config.model["name"] == "nothing_of_that_name:net" and run.summary["rounds"] == 1
     with pytest.raises(ConfigError, match="there is no module 'nothing_of_that_name'"):
-        read.model()
+        run.model()
+
+
+OLD_KEYS = {"rendezvous_timeout": "meeting", "final_window": "last"}
+
+
+def test_a_run_folder_with_former_keys_is_read_and_resumed(
+    finished: fl_dist.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    settings: dict[str, Any] = {"evaluate": {"final_window": 2}, "run": {"dir": folder}, "quiet": True}
+    fl_dist.run(SMALL, rounds=2, **settings)
+    text = (folder / "config.yaml").read_text()
+    for new, old in OLD_KEYS.items():
+        assert f"  {new}: " in text
+        text = text.replace(f"  {new}: ", f"  {old}: ")
+    (folder / "config.yaml").write_text(text)
+    run = fl_dist.load(folder)
+    assert run.config.evaluate.final_window == 2 and run.summary["final_accuracy_rounds"] == 2
+    assert show_results([str(folder)]) == 0
+    assert "last 2 rounds" in capsys.readouterr().out
+    resumed = fl_dist.run(SMALL, rounds=3, **settings)
+    assert model_hash(resumed.path) == model_hash(finished.path)
+    assert not any(f"  {old}: " in (folder / "config.yaml").read_text() for old in OLD_KEYS.values())

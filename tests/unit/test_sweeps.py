@@ -1,4 +1,4 @@
-"""Files of sweeps: what they take from each other, in which order keys count, and where the runs lie."""
+"""Sweep files: inheritance, the precedence of keys, and the folders of runs."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dist.common.reading import ConfigError
+from fl_dist.common.errors import ConfigError
 from fl_dist.config.loading import load
-from fl_dist.config.sweeps import read
+from fl_dist.config.sweeps import read_sweep
 from launch import sweep
 
 TABLE = """
@@ -29,7 +29,7 @@ set: {rounds: 4, model: mlp, local.lr: 0.3}
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return write("table.yaml", TABLE).parent
 
@@ -42,20 +42,22 @@ def write(name: str, text: str) -> Path:
 
 
 def names(file: str | Path, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> list[str]:
-    return [cell.name for cell in read(str(file), overrides, only)[1]]
+    return [cell.name for cell in read_sweep(str(file), overrides, only)[1]]
 
 
-def refused(file: str | Path, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> str:
+def config_error(file: str | Path, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> str:
     with pytest.raises(ConfigError) as caught:
-        read(str(file), overrides, only)
+        read_sweep(str(file), overrides, only)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
     return str(caught.value)
 
 
-def test_every_row_meets_every_column_and_seed() -> None:
-    _, cells = read("table.yaml")
+def test_a_sweep_has_every_combination_of_row_column_and_seed() -> None:
+    _, cells = read_sweep("table.yaml")
     parts = (("Fed A", "SAM", "Mo/SAM"), ("Dir(0.1)", "IID"), (0, 1))
-    assert [tuple(cell.at.values()) for cell in cells] == [(r, c, f"seed={s}") for r, c, s in itertools.product(*parts)]
+    assert [tuple(cell.labels.values()) for cell in cells] == [
+        (r, c, f"seed={s}") for r, c, s in itertools.product(*parts)
+    ]
     assert [cell.name for cell in cells][:4] == [
         *("Fed_A-Dir_0.1_-seed0", "Fed_A-Dir_0.1_-seed1", "Fed_A-IID-seed0", "Fed_A-IID-seed1")
     ]
@@ -68,41 +70,41 @@ def test_every_row_meets_every_column_and_seed() -> None:
     assert cells[4].config.algorithm == {"name": "fedsam", "rho": 0.05}
 
 
-def test_the_command_of_a_cell_is_its_config() -> None:
-    for cell in read("table.yaml", ["local.lr=0.7", "partition={name: shards, per_client: 3}"])[1]:
-        file, *words = cell.command
-        assert load(Path(file), words) == cell.config
+def test_the_command_of_a_run_gives_its_config() -> None:
+    for cell in read_sweep("table.yaml", ["local.lr=0.7", "partition={name: shards, per_client: 3}"])[1]:
+        file, *arguments = cell.command
+        assert load(Path(file), arguments) == cell.config
 
 
 def test_a_sweep_has_its_name_and_folder() -> None:
     write("named.yaml", "like: table.yaml\nname: mine\n")
     write("placed.yaml", "like: table.yaml\ndir: at/home\n")
-    assert {cell.run.parent for cell in read("named.yaml")[1]} == {Path("runs/mine")}
-    assert {cell.config.monitor.wandb.group for cell in read("named.yaml")[1]} == {"mine"}
-    assert {cell.run.parent for cell in read("placed.yaml")[1]} == {Path("at/home")}
-    assert read("placed.yaml")[0].dir == "at/home"
+    assert {cell.run.parent for cell in read_sweep("named.yaml")[1]} == {Path("runs/mine")}
+    assert {cell.config.monitor.wandb.group for cell in read_sweep("named.yaml")[1]} == {"mine"}
+    assert {cell.run.parent for cell in read_sweep("placed.yaml")[1]} == {Path("at/home")}
+    assert read_sweep("placed.yaml")[0].dir == "at/home"
 
 
-def test_like_of_like_holds_unless_given() -> None:
+def test_inheritance_is_transitive() -> None:
     write("two.yaml", "like: table.yaml\nset: {local.lr: 0.5, local.momentum: 0.1}\ngrid: {seed: [5]}\n")
     write("three.yaml", "like: two.yaml\nset: {local.momentum: 0.2, rounds: 9}\nrows: [SAM]\n")
-    (first, second) = read("three.yaml")[1]
+    (first, second) = read_sweep("three.yaml")[1]
     assert [first.name, second.name] == ["SAM-Dir_0.1_-seed5", "SAM-IID-seed5"]
     assert (first.config.local.lr, first.config.local.momentum, first.config.rounds) == (0.5, 0.2, 9)
-    assert first.config.model["name"] == "mlp", "of the first file"
+    assert first.config.model["name"] == "mlp", "set in the first file"
     assert first.run.parent == Path("runs/three")
-    assert [cell.config.rounds for cell in read("two.yaml")[1]] == [4] * 6
+    assert [cell.config.rounds for cell in read_sweep("two.yaml")[1]] == [4] * 6
 
 
-def test_the_name_and_the_folder_are_not_inherited_by_chance() -> None:
-    """Else two sweeps would write into one folder."""
+def test_name_and_folder_are_not_inherited() -> None:
+    """Otherwise two sweeps would write into one folder."""
     write("named.yaml", f"name: mine\n{TABLE}")
     write("other.yaml", "like: named.yaml\nset: {local.lr: 0.1}\n")
     write("placed.yaml", f"dir: here\n{TABLE}")
     write("another.yaml", "like: placed.yaml\nset: {local.lr: 0.1}\n")
-    for ours, theirs in (("other", "named"), ("another", "placed")):
-        runs = [{cell.run for cell in read(f"{name}.yaml")[1]} for name in (ours, theirs)]
-        assert not runs[0] & runs[1], ours
+    for inheriting, inherited in (("other", "named"), ("another", "placed")):
+        runs = [{cell.run for cell in read_sweep(f"{name}.yaml")[1]} for name in (inheriting, inherited)]
+        assert not runs[0] & runs[1], inheriting
 
 
 def test_lists_select_and_order_rows_and_columns() -> None:
@@ -117,29 +119,29 @@ def test_new_rows_replace_the_old() -> None:
     assert names("new.yaml") == ["GF-Dir_0.1_-seed3", "GF-IID-seed3"]
 
 
-def test_base_is_beside_the_file_that_names_it() -> None:
+def test_base_is_relative_to_the_file_that_names_it() -> None:
     write("far/away/base.yaml", "rounds: 11\nmodel: mlp\n")
     write("base.yaml", "rounds: 99\n")
     write("far/sweep.yaml", "base: away/base.yaml\nrows: {A: {algorithm: fedavg}}\n")
     write("near/sweep.yaml", "like: ../far/sweep.yaml\nset: {local.lr: 0.2}\n")
     for file in ("far/sweep.yaml", "near/sweep.yaml", Path("near/sweep.yaml").absolute()):
-        (cell,) = read(str(file))[1]
+        (cell,) = read_sweep(str(file))[1]
         assert cell.config.rounds == 11 and cell.name == "A"
     write("near/own.yaml", "like: ../far/sweep.yaml\nbase: ../base.yaml\n")
-    assert read("near/own.yaml")[1][0].config.rounds == 99
+    assert read_sweep("near/own.yaml")[1][0].config.rounds == 99
 
 
-def test_columns_count_after_rows_and_before_overrides() -> None:
+def test_columns_override_rows_and_overrides_override_both() -> None:
     write(
         "order.yaml",
-        "set: {algorithm: fedsam, local.lr: 0.1, rounds: 2, local.momentum: 0.1, evaluate.last: 2}\n"
+        "set: {algorithm: fedsam, local.lr: 0.1, rounds: 2, local.momentum: 0.1, evaluate.final_window: 2}\n"
         "rows: {SAM: {algorithm: {name: fedsam, rho: 0.01}, local.lr: 0.2, rounds: 3, local.momentum: 0.2}}\n"
         "columns: {big: {algorithm.rho: 0.5, local.lr: 0.3, rounds: 4}, same: {}}\n"
         "grid: {local.lr: [0.4]}\n",
     )
-    big, same = read("order.yaml", ["rounds=7"])[1]
+    big, same = read_sweep("order.yaml", ["rounds=7"])[1]
     assert big.config.algorithm == {"name": "fedsam", "rho": 0.5} and same.config.algorithm["rho"] == 0.01
-    assert [(c.config.rounds, c.config.local.momentum, c.config.evaluate.last) for c in (big, same)] == [
+    assert [(c.config.rounds, c.config.local.momentum, c.config.evaluate.final_window) for c in (big, same)] == [
         (7, 0.2, 2)
     ] * 2
     assert big.config.local.lr == 0.4
@@ -154,10 +156,10 @@ def test_columns_count_after_rows_and_before_overrides() -> None:
         "grid: {algorithm.rho: [0.5]}\n",
     ],
 )
-def test_a_key_counts_where_it_is_said_last(text: str) -> None:
-    """Also if it was said before the section that it is in."""
+def test_the_last_value_of_a_key_counts(text: str) -> None:
+    """Also if it was set before its whole section."""
     write("order.yaml", text)
-    (cell,) = read("order.yaml")[1]
+    (cell,) = read_sweep("order.yaml")[1]
     assert cell.config.algorithm == {"name": "fedsam", "rho": 0.5}
 
 
@@ -165,13 +167,13 @@ def test_set_is_merged_in_order() -> None:
     write("one.yaml", "set: {partition.alpha: 0.3, rounds: 2}\nrows: {A: {seed: 1}}\n")
     write("two.yaml", "like: one.yaml\nset: {partition: {name: dirichlet, alpha: 0.1}}\n")
     write("three.yaml", "like: two.yaml\nset: {partition.alpha: 0.7}\n")
-    (cell,) = read("three.yaml")[1]
+    (cell,) = read_sweep("three.yaml")[1]
     assert cell.config.partition["alpha"] == 0.7 and cell.config.rounds == 2
 
 
-def test_a_column_may_not_set_what_the_algorithm_of_a_row_lacks() -> None:
+def test_a_column_may_not_set_a_key_that_a_rows_algorithm_lacks() -> None:
     write("wrong.yaml", "rows: {Avg: {algorithm: fedavg}}\ncolumns: {big: {algorithm.rho: 0.5}}\n")
-    assert refused("wrong.yaml").startswith("run Avg-big: unknown key algorithm.rho")
+    assert config_error("wrong.yaml").startswith("run Avg-big: unknown key algorithm.rho")
 
 
 @pytest.mark.parametrize(
@@ -189,8 +191,8 @@ def test_a_column_may_not_set_what_the_algorithm_of_a_row_lacks() -> None:
         (["rounds=7", "local.epochs=3"], "table-local.epochs=3"),
     ],
 )
-def test_overrides_come_last_and_are_told_in_the_folder(overrides: list[str], folder: str | None) -> None:
-    _, cells = read("table.yaml", overrides)
+def test_overrides_apply_last_and_name_the_folder(overrides: list[str], folder: str | None) -> None:
+    _, cells = read_sweep("table.yaml", overrides)
     folders = {str(cell.run.parent) for cell in cells}
     assert len(folders) == 1
     if folder:
@@ -201,21 +203,21 @@ def test_overrides_come_last_and_are_told_in_the_folder(overrides: list[str], fo
     for override in overrides:
         key, _, value = override.partition("=")
         section, _, name = key.partition(".")
-        found = getattr(config, section)
+        actual = getattr(config, section)
         for part in name.split(".") if name else ():
-            found = found[part] if isinstance(found, dict) else getattr(found, part)
+            actual = actual[part] if isinstance(actual, dict) else getattr(actual, part)
         if key == "algorithm":
-            found = found["name"]
+            actual = actual["name"]
         if key not in ("run.dir", "data"):
-            assert found == yaml.safe_load(value), key
+            assert actual == yaml.safe_load(value), key
 
 
-def test_overrides_do_not_share_a_folder_that_the_file_gives() -> None:
-    """Else finished runs of other settings would be taken for these."""
+def test_overrides_do_not_share_an_explicit_folder() -> None:
+    """Otherwise finished runs with other settings would be reused."""
     write("placed.yaml", f"dir: here\n{TABLE}")
-    assert {cell.run.parent for cell in read("placed.yaml")[1]} == {Path("here")}
-    assert {cell.run.parent for cell in read("placed.yaml", ["rounds=9"])[1]} == {Path("here")}
-    assert {cell.run.parent for cell in read("placed.yaml", ["local.lr=0.5"])[1]} != {Path("here")}
+    assert {cell.run.parent for cell in read_sweep("placed.yaml")[1]} == {Path("here")}
+    assert {cell.run.parent for cell in read_sweep("placed.yaml", ["rounds=9"])[1]} == {Path("here")}
+    assert {cell.run.parent for cell in read_sweep("placed.yaml", ["local.lr=0.5"])[1]} != {Path("here")}
 
 
 @pytest.mark.parametrize(
@@ -236,8 +238,8 @@ def test_only_takes_labels_and_names(only: list[str], expected: list[str]) -> No
     assert names("table.yaml", only=only) == matching and matching
 
 
-def test_only_that_matches_nothing_says_what_there_is() -> None:
-    text = refused("table.yaml", only=["IDI"])
+def test_only_without_a_match_lists_the_valid_names() -> None:
+    text = config_error("table.yaml", only=["IDI"])
     assert "no run is 'IDI'" in text and "IID" in text
 
 
@@ -259,8 +261,8 @@ def test_only_that_matches_nothing_says_what_there_is() -> None:
         ("rows: {A b: {seed: 1}, A/b: {seed: 2}}\n", ["A_b"]),
         ("like: table.yaml\nset: {local.lrr: 1}\n", ["local.lrr", "did you mean 'lr'?"]),
         ("like: table.yaml\ntable: {measure: median}\n", ["measure"]),
-        ("like: table.yaml\ntable: {lats: 3}\n", ["table.lats", "did you mean 'last'?"]),
-        ("like: table.yaml\ntable: {last: 0}\n", ["last"]),
+        ("like: table.yaml\ntable: {lats: 3}\n", ["table.lats", "valid: extra_columns, final_window"]),
+        ("like: table.yaml\ntable: {final_window: 0}\n", ["final_window"]),
         ("like: table.yaml\ntable: {targets: [high]}\n", ["targets"]),
         ("- 1\n- 2\n", ["bad.yaml"]),
         ("rows: {A: {seed: 1}\n", ["bad.yaml"]),
@@ -277,18 +279,18 @@ def test_errors_are_one_line(text: str, parts: list[str], capsys: pytest.Capture
     assert all(part in output.err for part in parts), output.err
 
 
-def test_a_circle_of_likes_is_named() -> None:
+def test_circular_inheritance_is_named() -> None:
     write("a.yaml", "like: b.yaml\n")
     write("b.yaml", "like: c/c.yaml\n")
     write("c/c.yaml", "like: ../a.yaml\n")
     for file in ("a.yaml", "b.yaml", "c/c.yaml"):
-        assert Path(file).name in refused(file)
+        assert Path(file).name in config_error(file)
 
 
 def test_wrong_overrides_are_one_line() -> None:
-    assert "did you mean 'lr'?" in refused("table.yaml", ["local.lrr=1"])
-    assert "'local' is not of the form key.sub=value" in refused("table.yaml", ["local"])
-    assert "unknown key algorithm.rho" in refused("table.yaml", ["algorithm.rho=0.5"])
+    assert "did you mean 'lr'?" in config_error("table.yaml", ["local.lrr=1"])
+    assert "'local' is not of the form key.sub=value" in config_error("table.yaml", ["local"])
+    assert "unknown key algorithm.rho" in config_error("table.yaml", ["algorithm.rho=0.5"])
 
 
 LABELS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=6)
@@ -296,19 +298,19 @@ LABELS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max
 
 @settings(max_examples=25)
 @given(rows=st.lists(LABELS, min_size=1, max_size=3, unique=True), columns=st.lists(LABELS, max_size=2, unique=True))
-def test_any_label_gives_a_folder_below_that_of_the_sweep(rows: list[str], columns: list[str]) -> None:
-    """Or is refused in one line: never a path that leaves it, never two runs in one folder."""
+def test_any_label_gives_a_folder_below_the_sweeps(rows: list[str], columns: list[str]) -> None:
+    """Or is refused in one line; never a path outside it, never two runs in one folder."""
     content = {
         "rows": {label: {"seed": k} for k, label in enumerate(rows)},
         "columns": {label: {"rounds": k + 1} for k, label in enumerate(columns)},
     }
     file = write("labels.yaml", yaml.safe_dump(content, allow_unicode=True))
     try:
-        _, cells = read(str(file))
+        _, cells = read_sweep(str(file))
     except ConfigError:
-        refused(file)
+        config_error(file)
         return
     assert len({cell.run for cell in cells}) == len(cells) == len(rows) * max(1, len(columns))
     for cell in cells:
         assert cell.run.parent == Path("runs/labels") and cell.run.name == cell.name not in (".", "..", "")
-        assert cell.at["row"] in rows
+        assert cell.labels["row"] in rows

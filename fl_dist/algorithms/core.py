@@ -1,0 +1,406 @@
+"""An algorithm is a chain of parts, each one idea of one paper.
+
+Parts see vectors, gradient oracles and numbers; no ranks, no data, no models.
+Conventions: an update points downhill; `delta` is a client's y_K - z; gradient-like buffers point uphill.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fl_dist.common.errors import UserError
+from fl_dist.common.hook_contract import (
+    HookContractError,
+    TensorKind,
+    require_names,
+    require_number,
+    require_same_kind,
+    require_tensors,
+    require_vector_like,
+)
+from fl_dist.common.registry import Registry
+
+
+class ModelOutput(NamedTuple):
+    """The output of a model for a batch."""
+
+    logits: Tensor
+    """One row per prediction; the model's output, if the task has no classes."""
+    features: Mapping[str, Tensor]
+    """The outputs of the layers that parts name."""
+
+
+Oracle = Callable[[Tensor], Tensor]
+Forward = Callable[[Tensor, Tensor], ModelOutput]
+Batch = tuple[Tensor, Tensor]
+
+
+class Vars:
+    """Named tensors: `s` of the server, `i` of one client."""
+
+    def __init__(self, **variables: Any) -> None:
+        vars(self).update(variables)
+
+    if TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"there is no variable {name!r} here, only {', '.join(vars(self)) or 'none'}")
+
+    def __repr__(self) -> str:
+        return f"Vars({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+
+class _ObservedVars(Vars):
+    """The same variables as `i`; `observe` is called with each name that is set."""
+
+    __slots__ = ("_observe",)
+
+    def __init__(self, i: Vars, observe: Callable[[str], None]) -> None:
+        object.__setattr__(self, "_observe", observe)
+        object.__setattr__(self, "__dict__", vars(i))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._observe(name)
+        super().__setattr__(name, value)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a part may know of the round; `steps` and `samples` are those of the current client."""
+
+    index: int
+    lr: float
+    participants: int
+    clients: int
+    first: Callable[[], Tensor]
+    weights: Callable[[], Tensor]
+    """Few parts need these two vectors, so they are built on demand."""
+    channels: int
+    """Channels (or features) of the model's input."""
+    steps: int = 0
+    samples: int = 0
+
+    @property
+    def initial(self) -> Tensor:
+        """The model before the first round."""
+        return self.first()
+
+    @property
+    def is_weight(self) -> Tensor:
+        """Mask of the entries that belong to parameters named "weight"."""
+        return self.weights()
+
+
+class Upload(NamedTuple):
+    """How the server averages what the clients send under one name."""
+
+    by: Literal["samples", "uniform"]
+    message: bool = True
+    """False: a multiple of the client's update (or a number), which needs no message of its own."""
+    scalar: bool = False
+    is_update: bool = False
+    """It is the client's update itself: if both have the same weights, one sum serves for both."""
+
+
+Uploaded = Tensor | tuple[Tensor, float]
+Need = Literal["logits", "real inputs"]
+Number = Tensor | float
+
+
+class Part:
+    """One idea; every hook is optional. Parts are stateless: all state is in `s` and `i`.
+
+    Attributes set on `i` that `client` does not name are transient: they last until the end of the client's round. No
+    two parts of a chain may set the same one.
+    """
+
+    server: tuple[str, ...] = ()
+    """Variables the server keeps."""
+    client: tuple[str, ...] = ()
+    """Variables kept for each client between its rounds."""
+    published: tuple[str, ...] = ()
+    """Server variables (of any part) that clients receive besides the model."""
+    uploads: ClassVar[dict[str, Upload]] = {}
+    role: str = ""
+    """Two parts with the same role exclude each other."""
+    after: tuple[str, ...] = ()
+    """Roles that must come before this part."""
+    extra_passes: tuple[int, int] = (0, 0)
+    """Forward and backward passes per local step, in addition to one of each."""
+    needs: tuple[Need, ...] = ()
+    """What not every task and data set provides."""
+    layers: tuple[str, ...] = ()
+    """Layers of the model whose outputs `penalty` needs, by their names in `named_modules`."""
+    reports: ClassVar[dict[str, str]] = {}
+    """Numbers that `report` returns, each with its meaning."""
+
+    def server_init(self, x: Tensor) -> dict[str, Tensor]:
+        return {name: torch.zeros_like(x) for name in self.server}
+
+    def client_init(self, s: Vars, r: Round) -> dict[str, Tensor]:
+        """A client's variables in its first round; `s.x` is the model it received."""
+        return {name: torch.zeros_like(s.x) for name in self.client}
+
+    def publish(self, x: Tensor, s: Vars, r: Round) -> Tensor:
+        """On the server: the model that clients receive and start from."""
+        return x
+
+    def begin(self, s: Vars, i: Vars, r: Round, full: Callable[[], Tensor]) -> None:
+        """Before the first local step; `full()` is the gradient over the client's whole data at `s.x`."""
+
+    def inputs(self, x: Tensor, i: Vars) -> Tensor:
+        """What the model sees instead of the batch's inputs."""
+        return x
+
+    def penalty(self, output: ModelOutput, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Number:
+        """Added to the local loss; `forward(w, x)` is the model's output at other weights, without gradient."""
+        return 0.0
+
+    def direction(self, w: Tensor, grad: Oracle, s: Vars, i: Vars, r: Round) -> Tensor:
+        """The local step goes along minus this. It may overwrite what `grad` returned, and return it."""
+        return grad(w)
+
+    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Uploaded]:
+        """After the last local step: change `i`, return the uploads as a tensor or (tensor, factor)."""
+        return {}
+
+    def update(self, delta: Tensor, s: Vars, mean: Vars, r: Round) -> Tensor:
+        """Server step x <- x + update; `mean` holds the averaged uploads. It must not modify `delta`."""
+        return delta
+
+    def after_update(self, s: Vars, r: Round) -> None:
+        """After the server step, when `s.x` is the new model."""
+
+    def report(self, s: Vars, mean: Vars, r: Round) -> dict[str, Number]:
+        """At the end of a round, on the server: what `reports` names."""
+        return {}
+
+
+parts: Registry[Part] = Registry("part", Part)
+
+
+class ChainError(UserError):
+    """Parts that cannot form a chain."""
+
+
+class Algorithm:
+    """A chain of parts, innermost first: directions nest, server updates run left to right."""
+
+    def __init__(self, *chain: Part) -> None:
+        self.parts = chain
+        for part in chain:
+            _check_names(part)
+        self.server = ("x", *_unique([(n, p) for p in chain for n in p.server]))
+        self.client = _unique([(n, p) for p in chain for n in p.client])
+        self.published = tuple(dict.fromkeys(n for p in chain for n in p.published))
+        self.uploads = {n: u for p in chain for n, u in p.uploads.items()}
+        self.layers = tuple(dict.fromkeys(n for p in chain for n in p.layers))
+        self.reports = {n: meaning for p in chain for n, meaning in p.reports.items()}
+        _unique([(n, p) for p in chain for n in p.uploads])
+        _unique([(n, p) for p in chain for n in p.reports])
+        _check_order(chain)
+        for part in chain:
+            for name in part.published:
+                if name not in self.server:
+                    raise ChainError(f"part {_name(part)} needs the server variable {name!r}, which no part keeps")
+        self._directions, self._penalties, self._inputs = (
+            [p for p in chain if getattr(type(p), hook) is not getattr(Part, hook)]
+            for hook in ("direction", "penalty", "inputs")
+        )
+        self._transient_setters: dict[str, Part] = {}
+
+    def server_init(self, x: Tensor) -> Vars:
+        s = Vars(x=x.clone())
+        for part in self.parts:
+            vars(s).update(require_tensors(_hook(part, "server_init"), part.server_init(x), part.server))
+        return s
+
+    def publish(self, s: Vars, r: Round) -> Vars:
+        x = s.x
+        for part in self.parts:
+            x = require_vector_like(_hook(part, "publish"), part.publish(x, s, r), s.x)
+        return Vars(x=x, **{name: getattr(s, name) for name in self.published})
+
+    def client_init(self, s: Vars, r: Round) -> Vars:
+        i = Vars()
+        for part in self.parts:
+            vars(i).update(require_tensors(_hook(part, "client_init"), part.client_init(s, r), part.client))
+        return i
+
+    def begin(self, s: Vars, i: Vars, r: Round, full: Callable[[], Tensor]) -> None:
+        for part in self.parts:
+            part.begin(s, self._view(i, part), r, full)
+
+    def inputs(self, x: Tensor, i: Vars) -> Tensor:
+        for part in self._inputs:
+            x = part.inputs(x, self._view(i, part))
+        return x
+
+    def penalize(self, loss: Tensor, output: ModelOutput, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Tensor:
+        for part in self._penalties:
+            penalty = part.penalty(output, batch, s, self._view(i, part), forward)
+            loss = loss + require_number(_hook(part, "penalty"), penalty)
+        return loss
+
+    def oracle(self, grad: Oracle, s: Vars, i: Vars, r: Round, checked: bool = False) -> Oracle:
+        """The direction of the whole chain as a function of the weights; `checked`: whether parts keep the contract."""
+        for part in self._directions:
+            grad = _nest_checked(part, grad, s, self._view(i, part), r) if checked else _nest(part, grad, s, i, r)
+        return grad
+
+    def _view(self, i: Vars, part: Part) -> Vars:
+        """`i` for a hook of this part, which must not set a transient variable that another part sets."""
+
+        def observe(name: str) -> None:
+            setter = part if name in self.client else self._transient_setters.setdefault(name, part)
+            if setter is not part:
+                raise HookContractError(
+                    f"parts {_name(setter)} and {_name(part)} both set the transient client variable {name!r};"
+                    " rename it in one of them"
+                )
+
+        return _ObservedVars(i, observe)
+
+    def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, tuple[Tensor, float]]:
+        """What is uploaded in addition to the update: tensors with factors."""
+        uploads: dict[str, tuple[Tensor, float]] = {}
+        for part in self.parts:
+            values = require_names(_hook(part, "finish"), part.finish(delta, s, self._view(i, part), r), part.uploads)
+            uploads |= {name: _upload(part, name, value, delta) for name, value in values.items()}
+        return uploads
+
+    def persistent(self, i: Vars, template: Mapping[str, TensorKind]) -> Vars:
+        """The client's variables without the transient ones."""
+        for part in self.parts:
+            for name in part.client:
+                require_same_kind(_hook(part, f"the client variable {name!r}"), vars(i).get(name), template[name])
+        return Vars(**{name: getattr(i, name).detach() for name in self.client})
+
+    def update(self, delta: Tensor, s: Vars, mean: Vars, r: Round) -> dict[str, float]:
+        """One server step, in place on `s`; the numbers that the parts report."""
+        for part in self.parts:
+            version, who = delta._version, _hook(part, "update")
+            update = require_vector_like(who, part.update(delta, s, mean, r), s.x)
+            if delta._version != version:
+                raise HookContractError(f"{who} modified `delta` in place; compute a new tensor from it")
+            delta = update
+        s.x.add_(delta)
+        for part in self.parts:
+            part.after_update(s, r)
+        reports: dict[str, float] = {}
+        for part in self.parts:
+            values = require_names(_hook(part, "report"), part.report(s, mean, r), part.reports)
+            reports |= {name: float(require_number(_hook(part, "report"), value)) for name, value in values.items()}
+        return reports
+
+    @cached_property
+    def passes(self) -> tuple[int, int]:
+        """Forward and backward passes of one local step."""
+        return 1 + sum(p.extra_passes[0] for p in self.parts), 1 + sum(p.extra_passes[1] for p in self.parts)
+
+    def describe(self) -> str:
+        return " + ".join(_name(p) for p in self.parts) or "average"
+
+
+algorithms: Registry[Algorithm] = Registry("algorithm", Algorithm)
+papers: dict[str, str] = {}
+
+
+def entry(paper: str) -> Callable[[Callable[..., Algorithm]], Callable[..., Algorithm]]:
+    """Decorator: register a builder as the algorithm of its name; its keywords are what a user may set."""
+
+    def register(builder: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+        papers[builder.__name__] = paper
+        return algorithms.register(builder)
+
+    return register
+
+
+def unit_vector(v: Tensor) -> Tensor:
+    """v/‖v‖ with one norm over all parameters, and 0 for 0."""
+    return v * _inverse_norm(v)
+
+
+def ascend(w: Tensor, v: Tensor, rho: float) -> Tensor:
+    """w + rho*unit(v), in one pass and in the memory of v."""
+    return torch.addcmul(w, v, rho * _inverse_norm(v), out=v)
+
+
+def _inverse_norm(v: Tensor) -> Tensor:
+    norm = torch.linalg.vector_norm(v)
+    return torch.where(norm > 0, 1 / norm, torch.zeros_like(norm))
+
+
+def _nest(part: Part, grad: Oracle, s: Vars, i: Vars, r: Round) -> Oracle:
+    return lambda w: part.direction(w, grad, s, i, r)
+
+
+def _nest_checked(part: Part, grad: Oracle, s: Vars, i: Vars, r: Round) -> Oracle:
+    return lambda w: require_vector_like(_hook(part, "direction"), part.direction(w, grad, s, i, r), s.x)
+
+
+def _upload(part: Part, name: str, value: Any, delta: Tensor) -> tuple[Tensor, float]:
+    """What `finish` returned under a name, as tensor and factor."""
+    tensor, factor = value if isinstance(value, tuple) and len(value) == 2 else (value, 1.0)
+    who = _hook(part, f"finish, for {name!r},")
+    if part.uploads[name].scalar:
+        tensor = torch.as_tensor(require_number(who, tensor), device=delta.device)
+    else:
+        tensor = require_vector_like(who, tensor, delta)
+    return tensor, float(require_number(_hook(part, f"finish, as the factor on {name!r},"), factor))
+
+
+def _hook(part: Part, name: str) -> str:
+    return f"part {_name(part)}: {name}"
+
+
+def _name(part: Part) -> str:
+    return type(part).__name__.lower()
+
+
+RENAMED = {"settle": "after_update", "extra": "extra_passes"}
+HOOKS = [name for name, value in vars(Part).items() if callable(value) and not name.startswith("_")]
+
+
+def _check_names(part: Part) -> None:
+    """A misspelt hook would never be called, and a string would count as a tuple of its letters."""
+    who = f"part {_name(part)}"
+    for name, new in RENAMED.items():
+        if hasattr(part, name):
+            raise ChainError(f"{who} has {name!r}, which is called {new!r}; rename it")
+    for kind in ("server", "client", "published", "layers", "needs", "after"):
+        if isinstance(value := getattr(part, kind), str):
+            raise ChainError(f"{who}: {kind} must be a tuple of names, not the text {value!r}")
+    for name in {name for cls in type(part).__mro__ if cls not in Part.__mro__ for name in vars(cls)} - set(HOOKS):
+        close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)
+        if close and callable(getattr(part, name)):
+            raise ChainError(f"{who} has a method {name!r}, which is not a hook; did you mean {close[0]!r}?")
+
+
+def _unique(names: list[tuple[str, Part]]) -> tuple[str, ...]:
+    owner: dict[str, Part] = {}
+    for name, part in names:
+        if name in owner:
+            raise ChainError(f"parts {_name(owner[name])} and {_name(part)} both keep a variable named {name!r}")
+        owner[name] = part
+    return tuple(owner)
+
+
+def _check_order(chain: tuple[Part, ...]) -> None:
+    by_role: dict[str, Part] = {}
+    for part in chain:
+        if part.role and part.role in by_role:
+            other = _name(by_role[part.role])
+            raise ChainError(f"parts {other} and {_name(part)} exclude each other: both set the {part.role}")
+        by_role[part.role] = part
+    for k, part in enumerate(chain):
+        for later in chain[k + 1 :]:
+            if later.role and later.role in part.after:
+                raise ChainError(f"part {_name(part)} must come after {_name(later)}, which sets the {later.role}")

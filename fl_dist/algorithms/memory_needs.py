@@ -1,0 +1,126 @@
+"""Bytes per parameter that an algorithm needs on the devices, from one round of its chain on a small vector.
+
+For float32, the exact reduce, local momentum and clients of equal size; without activations and data.
+"""
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fl_dist.algorithms.core import Algorithm, Round, Vars
+
+VECTOR_SIZE = 97
+"""Entries of the vector that stands for a model; no other tensor of a chain has this length by accident."""
+FLOAT_BYTES, SUM_BYTES = 4, 8
+"""Bytes per entry of a vector and of a sum."""
+
+
+class MemoryNeeds(NamedTuple):
+    """Bytes per parameter."""
+
+    worker: int
+    server: int
+
+
+def memory_needs(algorithm: Algorithm) -> MemoryNeeds:
+    """A rank holds its model and both messages; a worker also vectors for the gradient, the momentum and, after a
+    backward pass, autograd's gradients; rank 0 the server's variables and the means."""
+    downloads, server = _trace_server_round(algorithm)
+    messages = FLOAT_BYTES * downloads + SUM_BYTES * count_sums(algorithm)
+    return MemoryNeeds(3 * FLOAT_BYTES + messages + _trace_client_round(algorithm), FLOAT_BYTES + messages + server)
+
+
+def count_sums(algorithm: Algorithm) -> int:
+    """Vectors that are summed over clients of equal size."""
+    return 1 + sum(not (upload.scalar or upload.is_update) for upload in algorithm.uploads.values())
+
+
+def is_model_sized(tensor: Tensor) -> bool:
+    return tensor.shape == (VECTOR_SIZE,)
+
+
+def _trace_server_round(algorithm: Algorithm) -> tuple[int, int]:
+    """How many vectors are published, and the peak bytes of the server's variables, means and temporaries."""
+    x, r = torch.zeros(VECTOR_SIZE), _OnDemandVectors().round()
+    with _VectorCounter() as counter:
+        s, update = algorithm.server_init(x), torch.zeros(VECTOR_SIZE)
+        downloads = sum(map(is_model_sized, vars(algorithm.publish(s, r)).values()))
+        own = {n: torch.zeros(() if u.scalar else VECTOR_SIZE) for n, u in algorithm.uploads.items() if not u.is_update}
+        algorithm.update(update, s, Vars(**dict.fromkeys(algorithm.uploads, update) | own), r)
+        return downloads, FLOAT_BYTES * counter.peak
+
+
+def _trace_client_round(algorithm: Algorithm) -> int:
+    """Peak bytes in addition to the model, the messages, momentum and the vector for gradients."""
+    on_demand = _OnDemandVectors()
+    r = on_demand.round()
+    s = algorithm.publish(algorithm.server_init(torch.zeros(VECTOR_SIZE)), r)
+    w, gradient = torch.zeros(VECTOR_SIZE), torch.zeros(VECTOR_SIZE)
+
+    def backward(point: Tensor) -> Tensor:
+        inputs = algorithm.inputs(torch.zeros(1, 1), state)
+        if inputs.requires_grad:
+            inputs.sum().backward()
+        counter.update_peak(1)
+        return gradient
+
+    def full_gradient() -> Tensor:
+        total = torch.zeros(VECTOR_SIZE)
+        backward(s.x)
+        return total
+
+    with _VectorCounter() as counter:
+        state = algorithm.client_init(s, r)
+        algorithm.begin(s, state, r, full_gradient)
+        algorithm.oracle(backward, s, state, r)(w)
+        algorithm.finish(w, s, state, r)
+    return FLOAT_BYTES * counter.peak + on_demand.bytes
+
+
+class _OnDemandVectors:
+    """The vectors of a round that only some parts use, with the bytes of those that were used."""
+
+    def __init__(self) -> None:
+        self.bytes, self._initial = 0, torch.zeros(VECTOR_SIZE)
+        self._is_weight = torch.zeros(VECTOR_SIZE, dtype=torch.bool)
+
+    def round(self) -> Round:
+        return Round(0, 1.0, 1, 1, first=self._use_initial, weights=self._use_mask, channels=1, steps=1, samples=1)
+
+    def _use_initial(self) -> Tensor:
+        self.bytes |= FLOAT_BYTES
+        return self._initial
+
+    def _use_mask(self) -> Tensor:
+        self.bytes |= 1
+        return self._is_weight
+
+
+class _VectorCounter(TorchDispatchMode):
+    """Counts the model-sized vectors that are created within it and still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self.peak = 0
+
+    def update_peak(self, temporary: int = 0) -> None:
+        self.peak = max(self.peak, len(self._alive) + temporary)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        inputs = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and is_model_sized(tensor) and tensor.is_floating_point():
+                storage = tensor.untyped_storage()
+                if id(storage) not in inputs:
+                    self._track(id(storage), storage)
+        self.update_peak()
+        return result
+
+    def _track(self, key: int, storage: torch.UntypedStorage) -> None:
+        self._alive[key] = weakref.ref(storage, lambda _: self._alive.pop(key))

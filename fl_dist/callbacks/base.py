@@ -1,0 +1,156 @@
+"""What a callback is: something that happens on rank 0 beside the rounds of a run, and cannot change them."""
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_dist.common.errors import FlDistError, describe_error, error_message
+from fl_dist.common.registry import Registry
+from fl_dist.metrics.record import RoundRecord
+from fl_dist.metrics.summary import Summary
+from fl_dist.tasks import PrimaryMetric
+
+log = logging.getLogger("fl_dist")
+
+
+class CallbackError(FlDistError):
+    """A callback failed; the message names it."""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a callback may know of its run."""
+
+    config: Any
+    """The validated configuration, with attributes such as `config.local.lr`; it cannot be changed."""
+    folder: Path
+    """The run folder."""
+    primary_metric: PrimaryMetric
+    """The metric by which the task is judged, and whether more or less of it is better."""
+    rounds_done: int
+    """Rounds that earlier attempts have completed."""
+    state_dict: Callable[[], dict[str, Tensor]]
+    """The global model after the round of the record, by parameter name: a copy in host memory."""
+    request_stop: Callable[[str], None]
+    """End the run after the round under way, for this reason; the run then counts as finished."""
+
+
+class Callback:
+    """Every hook is optional. Hooks run on rank 0 only; those of round t run while workers train round t + 1."""
+
+    def on_run_begin(self, context: RunContext) -> None:
+        """Before the first round of this attempt, after `load_state_dict` if the run is resumed."""
+
+    def on_round_end(self, record: RoundRecord, context: RunContext) -> None:
+        """After a round was evaluated, if it is to be; after an interruption, again for rounds that are run again."""
+
+    def on_run_end(self, summary: Summary, context: RunContext) -> None:
+        """After the last round of this attempt; `summary["finished"]` is False if the run was interrupted."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the callback keeps from round to round, as JSON data: saved with every checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """What `state_dict` returned when the checkpoint was made from which the run resumes."""
+
+
+callbacks: Registry[Callback] = Registry("callback", Callback)
+
+
+@dataclass
+class ListedCallback:
+    """A user's callback, under the name that the configuration gives it."""
+
+    name: str
+    callback: Callback
+    is_optional: bool = False
+
+
+class CallbackList(Callback):
+    """The callbacks that a configuration lists. One that fails ends the run, or is left out if it is optional."""
+
+    def __init__(self, listed: Sequence[ListedCallback]) -> None:
+        self._listed = list(listed)
+
+    def on_run_begin(self, context: RunContext) -> None:
+        for listed in list(self._listed):
+            with self._guard(listed, "on_run_begin"):
+                listed.callback.on_run_begin(context)
+
+    def on_round_end(self, record: RoundRecord, context: RunContext) -> None:
+        for listed in list(self._listed):
+            with self._guard(listed, "on_round_end"):
+                # A copy: what a callback does to its record concerns nobody else.
+                listed.callback.on_round_end(record.model_copy(deep=True), context)
+
+    def on_run_end(self, summary: Summary, context: RunContext) -> None:
+        """All of them, also if one fails."""
+        with contextlib.ExitStack() as stack:
+            for listed in reversed(self._listed):
+                stack.callback(self._end, listed, dict(summary), context)
+
+    def _end(self, listed: ListedCallback, summary: Summary, context: RunContext) -> None:
+        with self._guard(listed, "on_run_end"):
+            listed.callback.on_run_end(summary, context)
+
+    def state_dict(self) -> dict[str, Any]:
+        states: dict[str, Any] = {}
+        for listed in list(self._listed):
+            with self._guard(listed, "state_dict"):
+                # Through JSON: what cannot be saved fails here, and what was saved does not change later.
+                states[listed.name] = json.loads(json.dumps(listed.callback.state_dict()))
+        return states
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        for listed in list(self._listed):
+            with self._guard(listed, "load_state_dict"):
+                if listed.name in states:
+                    listed.callback.load_state_dict(states[listed.name])
+
+    @contextlib.contextmanager
+    def _guard(self, listed: ListedCallback, hook: str) -> Iterator[None]:
+        try:
+            with _isolation():
+                yield
+        except Exception as e:
+            reason = error_message(e) if isinstance(e, FlDistError) else describe_error(e)
+            message = f"callback {listed.name} failed in {hook}: {reason}"
+            if not listed.is_optional:
+                raise CallbackError(message) from e
+            log.warning("%s; the run continues without it", message, exc_info=e)
+            self._listed.remove(listed)
+
+
+NO_CALLBACKS = CallbackList(())
+
+
+def build_callbacks(section: Sequence[Mapping[str, Mapping[str, Any]]]) -> CallbackList:
+    """From `[{name: {optional: ..., settings}}, ...]`, already validated."""
+    listed: list[ListedCallback] = []
+    for name, settings in (item for entry in section for item in entry.items()):
+        number = sum(other.name.partition(" #")[0] == name for other in listed) + 1
+        own = {key: value for key, value in settings.items() if key != "optional"}
+        label = name if number == 1 else f"{name} #{number}"
+        listed.append(ListedCallback(label, callbacks.build(name, own), bool(settings.get("optional"))))
+    return CallbackList(listed)
+
+
+@contextlib.contextmanager
+def _isolation() -> Iterator[None]:
+    """Random numbers that a callback draws, and its number of threads and default type, are undone."""
+    rng, threads, dtype = torch.get_rng_state(), torch.get_num_threads(), torch.get_default_dtype()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.set_rng_state(rng)
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)

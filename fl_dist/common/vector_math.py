@@ -1,0 +1,37 @@
+"""Norms of vectors, and means of numbers that may not be finite."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+CHUNK_SIZE = 1 << 18
+"""Entries that are converted to float64 at a time."""
+
+
+def norm(v: Tensor) -> float:
+    return float(float64_norm(v))
+
+
+def float64_norm(v: Tensor) -> Tensor:
+    """‖v‖ in float64, without a float64 copy of a large vector."""
+    if v.numel() <= CHUNK_SIZE:
+        return torch.linalg.vector_norm(v, dtype=torch.float64)
+    chunks = v.reshape(-1).split(CHUNK_SIZE)
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(c, dtype=torch.float64) for c in chunks]))
+
+
+def mean(values: Sequence[float]) -> float:
+    """NaN if the sum overflows or has infinities of both signs."""
+    try:
+        return statistics.fmean(values)
+    except (OverflowError, ValueError):
+        return math.nan
+
+
+def standard_deviation(values: Sequence[float]) -> float:
+    """As statistics.pstdev, which needs finite numbers and takes longer than a step of a small model."""
+    centre = mean(values)
+    return math.sqrt(mean([(value - centre) * (value - centre) for value in values]))

@@ -1,0 +1,111 @@
+"""What `--help` shows of the configuration: every key with type, default and one line."""
+
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from fl_dist.algorithms.core import parts
+from fl_dist.callbacks import callbacks
+from fl_dist.common.registry import Registry
+from fl_dist.config.arguments import add_search_paths, split_arguments
+from fl_dist.config.overrides import merge_overrides
+from fl_dist.config.schema import BUILDER_SECTIONS, COMMON_KEYS, CallbackKeys, Config, DiagnosticKeys
+from fl_dist.diagnostics import diagnostics
+
+
+def help_lines(arguments: Sequence[str] = ()) -> Iterator[str]:
+    """Every key or, if the command line names builders, theirs."""
+    builders = _find_builders(arguments) if arguments else []
+    for section, registry, name in builders:
+        yield from _builder_lines(section, registry, name)
+    if not builders:
+        yield from _all_lines()
+
+
+def _find_builders(arguments: Sequence[str]) -> list[tuple[str, Registry[Any], str]]:
+    """Section, registry and name of each builder that the command line names."""
+    path, overrides = split_arguments(arguments)
+    add_search_paths(path)
+    raw, _ = merge_overrides(path, overrides)
+    builders = []
+    for section, registry in BUILDER_SECTIONS.items():
+        keys = raw[section] if isinstance(raw.get(section), dict) else {}
+        builders += [(section, registry, keys["name"])] if "name" in keys else []
+        chain = keys.get("parts", []) if section == "algorithm" else []
+        builders += [("", parts, part if isinstance(part, str) else next(iter(part))) for part in chain]
+    listed = raw.get("callbacks") or []
+    return builders + [("", callbacks, entry if isinstance(entry, str) else next(iter(entry))) for entry in listed]
+
+
+def _builder_lines(section: str, registry: Registry[Any], name: str) -> Iterator[str]:
+    title = f"{section}.name={name}" if section else f"{registry.kind} {name}"
+    yield f"{title}   {_summary(registry[name])}".rstrip()
+    prefix = f"{section}." if section else ""
+    yield from _key_lines(registry.schema(name), prefix, indent="  ")
+    if section in COMMON_KEYS:
+        yield from _key_lines(COMMON_KEYS[section], prefix, indent="  ")
+
+
+def _summary(builder: Any) -> str:
+    return (builder.__doc__ or "").strip().split("\n")[0]  # not inherited, unlike inspect.getdoc
+
+
+def _all_lines() -> Iterator[str]:
+    yield from _key_lines(Config, "")
+    for section, registry in BUILDER_SECTIONS.items():
+        for name in registry:
+            yield f"{section}.name={name}"
+            yield from _key_lines(registry.schema(name), f"{section}.", indent="  ")
+        if section in COMMON_KEYS:
+            yield f"{section}, whatever its name"
+            yield from _key_lines(COMMON_KEYS[section], f"{section}.", indent="  ")
+        yield f"{section}.name=<module>:<name>   your own; --help {section}=<module>:<name> shows its settings"
+    yield "diagnostics.<label>, measured during training; <label> is one of these, or any word with name="
+    yield from _key_lines(DiagnosticKeys, "diagnostics.<label>.", indent="  ")
+    for name in diagnostics:
+        yield f"diagnostics.{name}   {_summary(diagnostics[name])}"
+        yield from _key_lines(diagnostics.schema(name), f"diagnostics.{name}.", indent="  ")
+    yield "callbacks=[<callback>, {<callback>: {<settings>}}, ...], of these or <module>:<name>; each also has:"
+    yield from _key_lines(CallbackKeys, "", indent="  ")
+    for name in callbacks:
+        yield f"  {name}   {_summary(callbacks[name])}"
+        yield from _key_lines(callbacks.schema(name), "", indent="    ")
+    yield "algorithm.parts=[{<part>: {<settings>}}, ...], innermost first, of:"
+    for name in parts:
+        yield f"  {name}"
+        yield from _key_lines(parts.schema(name), "", indent="    ")
+
+
+def _key_lines(schema: type[BaseModel], prefix: str, indent: str = "") -> Iterator[str]:
+    for name, field in schema.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _key_lines(kind, f"{prefix}{name}.", indent)
+        else:
+            default = "required" if field.default is PydanticUndefined else _format_default(field.default)
+            yield f"{indent + prefix + name:<34} {type_name(kind):<24} {default:<22} {field.description or ''}"
+
+
+def _format_default(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("\n...").strip()
+
+
+def type_name(kind: Any) -> str:
+    """The name of a type in terms of YAML."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return type_name(inner[0])
+    if origin is typing.Literal:
+        return "|".join(map(str, inner))
+    if origin in (typing.Union, types.UnionType):
+        return "|".join(map(type_name, inner))
+    if origin is list:
+        return f"[{type_name(inner[0])}]"
+    if origin is dict:
+        return "mapping"
+    return {types.NoneType: "null", str: "text", bool: "true|false"}.get(kind, getattr(kind, "__name__", str(kind)))

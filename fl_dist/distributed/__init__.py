@@ -1,0 +1,1 @@
+"""Process groups: which rank this is, how ranks connect, exchange messages and detect failures; devices and signals."""

@@ -1,0 +1,66 @@
+"""bfloat16 on CPUs: some announce matrix instructions (AMX) that kill a process which uses them.
+
+Virtual machines do so. A child process tries what training would do, and then again without these instructions; oneDNN
+reads its environment variable at its first use.
+"""
+
+import contextlib
+import faulthandler
+import os
+import resource
+import time
+
+import torch
+import torch.nn.functional as F
+
+from fl_dist.config import Config, ConfigError
+
+WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+TRIAL_TIMEOUT_SECONDS = 60.0
+
+
+def ensure_bf16_works(config: Config) -> None:
+    """Before training with bfloat16 on the CPU: disable AMX if it does not work here, or raise ConfigError."""
+    on_cpu = config.topology.device == "cpu" or not torch.cuda.is_available()
+    if config.local.precision != "bf16" or not on_cpu or _can_compute({}):
+        return
+    if not _can_compute(WITHOUT_AMX):
+        raise ConfigError(
+            "local.precision is bf16, but this CPU kills a process that computes with it: use float32 or a GPU"
+        )
+    os.environ.update(WITHOUT_AMX)
+
+
+def compute() -> None:
+    """Forward and backward passes of the usual kinds of layers."""
+    with torch.autocast("cpu", torch.bfloat16):
+        image = torch.ones(2, 16, 8, 8, requires_grad=True)
+        hidden = F.conv2d(image, torch.ones(32, 16, 3, 3, requires_grad=True))
+        logits = F.linear(hidden.flatten(1), torch.ones(32, 1152, requires_grad=True))
+    logits.float().sum().backward()
+
+
+def _can_compute(variables: dict[str, str]) -> bool:
+    """Whether a child with these variables survives. A fork, because what this process did before matters."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            faulthandler.disable()
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            os.environ.update(variables)
+            torch.set_num_threads(1)
+            compute()
+            os._exit(0)
+        os._exit(1)
+    return _wait_status(child) == 0
+
+
+def _wait_status(child: int) -> int:
+    deadline = time.monotonic() + TRIAL_TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return status
+        time.sleep(0.005)
+    os.kill(child, 9)
+    return os.waitpid(child, 0)[1]

@@ -1,1 +1,0 @@
-"""Pictures for print, by matplotlib: who has what, the loss around models, who worked when."""

@@ -1,0 +1,83 @@
+"""The batches of each client: shuffled, augmented and normalised, the same on any worker."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_dist.algorithms.core import Batch
+from fl_dist.common.hook_contract import HookContractError, describe_value
+from fl_dist.common.randomness import torch_generator
+from fl_dist.config import Local
+from fl_dist.data import Dataset, normalise
+from fl_dist.federation.batch_loader import BatchLoader
+from fl_dist.tasks import Task
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "tf32": torch.float32, "bf16": torch.float32}
+"""Of the weights, by `local.precision`."""
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+class ClientData:
+    """The training data, and the rows of each client."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        task: Task,
+        rows: list[np.ndarray],
+        augment: Augment,
+        local: Local,
+        device: torch.device,
+        max_bytes: float = math.inf,
+    ):
+        self.dataset, self.task, self.augment, self.local = dataset, task, augment, local
+        self.dtype = DTYPES[local.precision]
+        self.data = BatchLoader(dataset.x_train, dataset.y_train, device, self.dtype, max_bytes)
+        self.rows = [torch.from_numpy(np.ascontiguousarray(r, dtype=np.int64)) for r in rows]
+        self._counts = list(map(len, rows))
+
+    def count(self, client: int) -> int:
+        return self._counts[client]
+
+    def batch_size(self, client: int) -> int:
+        size = self.local.batch_size
+        return self.count(client) if size == "full" else int(size)
+
+    def steps(self, client: int) -> int:
+        steps = self.local.epochs * -(-self.count(client) // self.batch_size(client))
+        return min(steps, self.local.steps or steps)
+
+    def batches(self, client: int, seed: int, index: int) -> Iterator[Batch]:
+        """All batches of the client's round: shuffled again each epoch, augmented, normalised."""
+        noise = torch_generator(seed, "augment", index, client)
+        for x, y in self.data.load(itertools.islice(self._pieces(client, seed, index), self.local.steps)):
+            yield self.task.batch(normalise(self._augment(x, noise), self.dataset, self.dtype), y)
+
+    def _pieces(self, client: int, seed: int, index: int) -> Iterator[Tensor]:
+        rows, size = self.rows[client], self.batch_size(client)
+        if size == len(rows):
+            yield from itertools.repeat(rows, self.local.epochs)
+            return
+        order = torch_generator(seed, "batches", index, client)
+        for _ in range(self.local.epochs):
+            epoch = rows[torch.randperm(len(rows), generator=order)]
+            # Lazily: `local.steps` may need only a few of them.
+            yield from (epoch[first : first + size] for first in range(0, len(epoch), size))
+
+    def _augment(self, x: Tensor, noise: torch.Generator) -> Tensor:
+        augmented = self.augment(x, noise)
+        if not isinstance(augmented, Tensor) or augmented.dtype != x.dtype or len(augmented) != len(x):
+            raise HookContractError(
+                f"the augmentation returned {describe_value(augmented)} for {describe_value(x)}; "
+                "keep the type and the number of rows"
+            )
+        return augmented
+
+    def plain_batches(self, client: int) -> Iterator[Batch]:
+        """The client's data once, in order, without augmentation."""
+        for x, y in self.data.load(self.rows[client].split(self.batch_size(client))):
+            yield self.task.batch(normalise(x, self.dataset, self.dtype), y)

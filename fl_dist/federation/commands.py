@@ -1,0 +1,111 @@
+"""The one message by which rank 0 tells every rank what to do next."""
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+
+from fl_dist.diagnostics.base import ALL_ROWS
+from fl_dist.distributed.collectives import Collectives
+
+
+class Action(IntEnum):
+    """What a rank does; those after STOP are questions of the diagnostics."""
+
+    TRAIN = 0
+    STOP = 1
+    LOSS = 2
+    GRADIENT = 3
+    HESSIAN_VECTOR_PRODUCT = 4
+    CLIENT_METRICS = 5
+    CLASS_ACCURACY = 6
+    LOCAL_MEAN = 7
+    LOCAL_DISTANCES = 8
+    LOCAL_CHORDS = 9
+    LOCAL_SHARPNESS = 10
+    CLIENT_VARIABLES = 11
+    END_DIAGNOSTICS = 12
+
+
+class SaveScope(IntEnum):
+    """What a rank saves before the round."""
+
+    NOTHING = 0
+    CHANGED = 1
+    EVERYTHING = 2
+
+
+class EvaluatedModel(IntEnum):
+    """Which model all ranks evaluate before the round."""
+
+    NONE = 0
+    PUBLISHED = 1
+    """The one in the message, from which clients start."""
+    SERVER = 2
+    """The server's own, which follows in a broadcast."""
+
+
+class Command(NamedTuple):
+    action: Action
+    save: SaveScope = SaveScope.NOTHING
+    acknowledged: int = 0
+    """Round of a checkpoint whose result is known now; 0: none."""
+    is_committed: bool = True
+    """Whether that checkpoint is complete; if not, its clients are dirty again."""
+    evaluate: EvaluatedModel = EvaluatedModel.NONE
+    is_finished: bool = False
+    """Of STOP: the run is complete, and not only interrupted."""
+    rows: int = ALL_ROWS
+    """Of a question: the rows that it is about, as in `diagnostics.base`."""
+    client: int = 0
+    vector: int = 0
+    """Of a question: which of the recorded vectors of local training."""
+    rho: float = 0.0
+
+    def encode(self) -> list[int]:
+        return [*map(int, self[:-1]), float_to_bits(self.rho)]
+
+    @staticmethod
+    def decode(words: list[int]) -> "Command":
+        action, save, acknowledged, is_committed, evaluate, is_finished, rows, client, vector, rho = words
+        return Command(
+            Action(action),
+            SaveScope(save),
+            acknowledged,
+            bool(is_committed),
+            EvaluatedModel(evaluate),
+            bool(is_finished),
+            rows,
+            client,
+            vector,
+            bits_to_float(rho),
+        )
+
+
+LENGTH = len(Command._fields)
+"""Words of an encoded command."""
+
+
+class CommandChannel:
+    """Commands between rounds; that of a round travels with the model, in the downlink."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+        self._words = torch.zeros(LENGTH, dtype=torch.int64)
+
+    def send(self, command: Command) -> None:
+        self._words.copy_(torch.tensor(command.encode()))
+        self._collectives.broadcast(self._words)
+
+    def receive(self) -> Command:
+        self._collectives.broadcast(self._words)
+        return Command.decode(self._words.tolist())
+
+
+def float_to_bits(number: float) -> int:
+    return int(struct.unpack("q", struct.pack("d", number))[0])
+
+
+def bits_to_float(bits: int) -> float:
+    return float(struct.unpack("d", struct.pack("q", bits))[0])

@@ -1,0 +1,134 @@
+"""The task's metrics of the global model on the test set, the same on any number of ranks."""
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fl_dist.algorithms.core import Batch
+from fl_dist.data import Dataset, normalise
+from fl_dist.distributed import fault_injection
+from fl_dist.distributed.devices import synchronizer
+from fl_dist.distributed.process_group import ProcessGroup
+from fl_dist.federation.batch_loader import BatchLoader
+from fl_dist.federation.exact_sums import ExactSums, mean_of_words
+from fl_dist.federation.experiment import Experiment
+from fl_dist.tasks import Task
+
+
+class Evaluator:
+    """Evaluates a model, by this rank alone or by all; borrows the experiment's `eval_model`."""
+
+    def __init__(self, experiment: Experiment, group: ProcessGroup) -> None:
+        self.experiment, self.group = experiment, group
+        self._names: list[str] = []
+        """What the task measures, as all ranks agreed."""
+
+    def evaluate_alone(self, x: Tensor, buffers: Tensor, done: int) -> dict[str, float]:
+        """Of the model after `done` rounds."""
+        with self._activity(done):  # includes reading from the device, which may hang
+            return self.experiment.task.metrics(self._measure(x, buffers, 0, 1).means())
+
+    def together(self, x: Tensor, buffers: Tensor, done: int) -> dict[str, float]:
+        """The same by all ranks, each for its share of the same batches; rank 0 has the numbers."""
+        with self._activity(done):
+            sums = self._measure(x, buffers, self.group.rank, self.group.size)
+            synchronizer(self.group.device)()  # before all ranks wait for each other
+        names = self._agree_on_names(sums.names)
+        words = sums.table(names)
+        self.group.collectives.reduce(words)
+        if self.group.rank:
+            return {}
+        *known, (others, *_) = words.cpu()
+        if others:
+            return self.evaluate_alone(x, buffers, done)
+        means = {name: mean_of_words(row) for name, row in zip(names, known, strict=True)}
+        return self.experiment.task.metrics(means)
+
+    def _activity(self, done: int) -> AbstractContextManager[None]:
+        return self.group.failure_detector.activity(f"the evaluation of round {done}")
+
+    def _measure(self, x: Tensor, buffers: Tensor, first: int, step: int) -> ExactSums:
+        experiment, model = self.experiment, self.experiment.eval_model
+        model.bind(x)
+        model.buffers.write(buffers)
+        if model.module.training:
+            model.module.eval()
+        batches = experiment.test.sequential_batches(experiment.config.evaluate.batch_size, first, step)
+        return _measure_batches(
+            model.module, experiment.task, experiment.dataset, experiment.test, batches, self._progress
+        )
+
+    def _progress(self) -> None:
+        self.group.failure_detector.progress()
+        fault_injection.point("evaluate")
+
+    def _agree_on_names(self, own: list[str]) -> list[str]:
+        """Names of all ranks' sums, agreed on once: a rank may have no batch, and names may depend on the batch."""
+        if not self._names:
+            ranks = range(self.group.size)
+            texts = [json.dumps(own) if rank == self.group.rank else None for rank in ranks]
+            shared = [self.group.store.broadcast_text(f"measures/{k}", text) for k, text in enumerate(texts)]
+            self._names = list(dict.fromkeys(name for text in shared for name in json.loads(text)))
+        return self._names
+
+
+class EvaluationPlacement:
+    """Who evaluates the next model: rank 0 alone, or all ranks. By measured seconds; no result depends on it."""
+
+    def __init__(self, where: Literal["auto", "server", "workers"], ranks: int) -> None:
+        self.where, self.ranks = where, ranks
+        self._alone: float | None = None
+        self._together: float | None = None
+        self._known: set[bool] = set()
+
+    def observe(self, together: bool, seconds: float) -> None:
+        """The first of each kind does not count: it includes copying the rows to the device."""
+        if together not in self._known:
+            self._known.add(together)
+        elif together:
+            self._together = seconds
+            # One rank alone takes at most this long: the earlier measurement may have been an outlier.
+            self._alone = min(self._alone or math.inf, seconds * self.ranks)
+        else:
+            self._alone = seconds
+
+    def together(self, idle: float, send: float) -> bool:
+        """`idle`: seconds that rank 0 has while others train; `send`: those of one broadcast of the model."""
+        if self.where != "auto" or self.ranks == 1:
+            return self.where == "workers" and self.ranks > 1
+        if self._alone is None:
+            return False
+        together = self._alone / self.ranks + send if self._together is None else self._together
+        return all_ranks_faster(self._alone, together, idle)
+
+
+def all_ranks_faster(alone: float, together: float, idle: float) -> bool:
+    """Rank 0 alone delays the others by what it cannot do while they train; all ranks are delayed by all of it."""
+    return together < alone - max(0.0, idle)
+
+
+def evaluate_rows(module: nn.Module, task: Task, data: Dataset, rows: BatchLoader, batch_size: int) -> dict[str, float]:
+    """The task's metrics on these rows of the data."""
+    return task.metrics(_measure_batches(module, task, data, rows, rows.sequential_batches(batch_size)).means())
+
+
+@torch.no_grad()
+def _measure_batches(
+    module: nn.Module,
+    task: Task,
+    data: Dataset,
+    rows: BatchLoader,
+    batches: Iterable[Batch],
+    progress: Callable[[], None] = lambda: None,
+) -> ExactSums:
+    sums = ExactSums(rows.device)
+    for x, y in batches:
+        progress()
+        inputs, targets = task.batch(normalise(x, data, rows.dtype), y)
+        sums.add(task.measure(*task.align(module(inputs), targets)))
+    return sums

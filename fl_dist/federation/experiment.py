@@ -1,0 +1,172 @@
+"""Everything that a configuration means and that every rank builds alike: data, clients, model, algorithm."""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fl_dist import diagnostics
+from fl_dist.algorithms import build
+from fl_dist.algorithms.core import Round, Vars
+from fl_dist.common.randomness import seed_global, torch_seed
+from fl_dist.config import Config, read_schedule
+from fl_dist.data import Dataset, datasets
+from fl_dist.data.augmentation import augmentations
+from fl_dist.data.partition import partition_rows
+from fl_dist.federation import sampling
+from fl_dist.federation.batch_loader import BatchLoader
+from fl_dist.federation.checks import check_data, check_model
+from fl_dist.federation.client_data import DTYPES, ClientData
+from fl_dist.federation.client_state import StateTemplate
+from fl_dist.federation.flat_model import FlatModel
+from fl_dist.models import ModelInterface, build_model
+from fl_dist.tasks import Task, tasks
+
+UPDATE, BUFFERS = "update", "buffers"
+"""Names of the sums that every algorithm sends."""
+
+
+class Experiment:
+    """A configuration made real: data, clients, model and algorithm, the same on every rank."""
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.schedule = read_schedule(config)
+        self.max_cohort = sampling.max_cohort_size(config.clients, self.schedule)
+        self._cohort: dict[int, list[int]] = {}
+        self.algorithm = build(config.algorithm)
+        self.diagnostics = diagnostics.build_diagnostics(config.diagnostics)
+        self.task, self.dataset = build_task(config), build_data(config)
+        check_data(config, self.task, self.dataset, self.algorithm)
+        augment = augmentations.build(config.augment["name"], _settings(config.augment))
+        rows, max_bytes = build_clients(config, self.dataset), 1e9 * config.topology.data_memory
+        self.client_data = ClientData(self.dataset, self.task, rows, augment, config.local, device, max_bytes)
+        self.model_interface = ModelInterface(
+            self.dataset.shape, self.task.outputs(self.dataset), self.dataset.vocabulary_size
+        )
+        self.model = FlatModel(self._build_module(self.config.model))
+        self.eval_model = self._build_eval_model()
+        """The same network for teachers and evaluation; it has no vector of its own."""
+        check_model(config, self.task, self.dataset, self.eval_model, self.client_data, self.model_interface)
+        self.initial = self.model.vector.to("cpu", copy=True)
+        """The model before the first round, in host memory."""
+        self.initial_buffers = self.model.buffers.read(self.model.buffers.new())
+        self._server_vars: Vars | None = self.algorithm.server_init(self.initial.to(device))
+        published = self.algorithm.publish(self._server_vars, self.round(0, 1))
+        self.template = self._template(published)
+        self.published: StateTemplate = {n: (tuple(t.shape), t.dtype) for n, t in vars(published).items()}
+        """Shapes and types of what the server publishes."""
+        self.vectors_per_download = sum(tensor.numel() > 1 for tensor in vars(published).values())
+        """Model-sized, to each client of a round."""
+        counts = [len(rows) for rows in self.client_data.rows]
+        self.max_samples = max(counts)
+        self.min_weight = min(counts) / self.max_samples if config.server.weighting == "samples" else 1.0
+
+    @cached_property
+    def _first(self) -> Tensor:
+        return self.initial.to(self.device)
+
+    @cached_property
+    def _is_weight(self) -> Tensor:
+        mask = torch.zeros_like(self.model.vector, dtype=torch.bool)
+        for name, view in self.model.named(mask).items():
+            view.fill_("weight" in name)
+        return mask
+
+    def _build_module(self, section: dict[str, Any]) -> nn.Module:
+        seed_global(torch_seed(self.config.seed, "model"), self.device)
+        dtype = DTYPES[self.config.local.precision]
+        return build_model(section, self.model_interface, dtype, for_training=True).to(self.device)
+
+    def _build_eval_model(self) -> FlatModel:
+        """Weights come from the model that is there already: files of weights are read once."""
+        module = self._build_module({**self.config.model, "init": None, "pretrained": None})
+        module.load_state_dict(self.model.module.state_dict())
+        model = FlatModel(module, self.model)
+        model.share_frozen(self.model)
+        return model
+
+    def take_server_vars(self) -> Vars:
+        """The server's first variables, once: a rank that is not the server drops them."""
+        assert self._server_vars is not None
+        taken, self._server_vars = self._server_vars, None
+        return taken
+
+    def _template(self, published: Vars) -> StateTemplate:
+        state = self.algorithm.client_init(published, self.round(0, 1))
+        return {n: (tuple(t.shape), t.dtype) for n, t in vars(state).items()}
+
+    def cohort(self, index: int) -> list[int]:
+        """The clients of a round; the last one is cached, so that it may be drawn ahead."""
+        if index not in self._cohort:
+            self._cohort = {index: sampling.sample_cohort(self.config.clients, self.schedule, self.config.seed, index)}
+        return self._cohort[index]
+
+    @cached_property
+    def costs(self) -> list[int]:
+        """Estimated work of each client's round: samples passed, times the passes of the algorithm."""
+        forwards, backwards = self.algorithm.passes
+        data, epochs = self.client_data, self.config.local.epochs
+        return [
+            min(epochs * data.count(c), data.steps(c) * data.batch_size(c)) * (forwards + 2 * backwards)
+            for c in range(len(data.rows))
+        ]
+
+    @cached_property
+    def test(self) -> BatchLoader:
+        """The test rows, on the device if the training rows leave them room there."""
+        data, train = self.dataset, self.client_data.data
+        room = 1e9 * self.config.topology.data_memory - (train.x.nbytes if train.is_resident else 0)
+        return BatchLoader(data.x_test, data.y_test, self.device, self.client_data.dtype, room)
+
+    def weight(self, client: int, by: str) -> float:
+        """A client's weight in a mean: at most 1, and independent of who else takes part."""
+        return self.client_data.count(client) / self.max_samples if by == "samples" else 1.0
+
+    def round(self, index: int, participants: int, client: int | None = None) -> Round:
+        return Round(
+            index=index,
+            lr=self.config.lr(index),
+            participants=participants,
+            clients=self.config.clients.total,
+            first=lambda: self._first,
+            weights=lambda: self._is_weight,
+            channels=self.dataset.shape[0] if self.dataset.shape else 1,
+            steps=0 if client is None else self.client_data.steps(client),
+            samples=0 if client is None else self.client_data.count(client),
+        )
+
+    def upload_sizes(self) -> dict[str, int]:
+        """Entries of each sum that goes up: the update, the buffers, the algorithm's own."""
+        own = {n: u for n, u in self.algorithm.uploads.items() if self.sum_name(n) == n}
+        uploads = {n: 1 if u.scalar else self.model.size for n, u in own.items()}
+        return {UPDATE: self.model.size, BUFFERS: self.model.buffers.size, **uploads}
+
+    def sum_name(self, name: str) -> str:
+        """Under which name an upload is added up."""
+        upload = self.algorithm.uploads[name]
+        return UPDATE if upload.is_update and (upload.by == "samples" or self.min_weight == 1.0) else name
+
+    def scalar_uploads(self) -> list[str]:
+        """The uploads that are single numbers."""
+        return [n for n, u in self.algorithm.uploads.items() if u.scalar]
+
+
+def build_task(config: Config) -> Task:
+    return tasks.build(config.task["name"], _settings(config.task))
+
+
+def build_data(config: Config) -> Dataset:
+    return datasets.build(config.data["name"], _settings(config.data))
+
+
+def build_clients(config: Config, data: Dataset) -> list[np.ndarray]:
+    """The training rows of each client."""
+    name, settings = config.partition["name"], _settings(config.partition)
+    return partition_rows(name, settings, data.y_train.numpy(), config.clients.total, config.seed, data.client)
+
+
+def _settings(section: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in section.items() if k != "name"}

@@ -1,0 +1,114 @@
+"""An experiment in words, facts and hashes: for logs and readers, and to compare ranks and attempts."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_dist.common.formatting import pluralize
+from fl_dist.common.imports import hash_sources
+from fl_dist.config import user_import_paths
+from fl_dist.data import class_labels
+from fl_dist.federation.experiment import Experiment
+from fl_dist.models import describe_pretrained
+from fl_dist.storage.run_folder import CODE
+
+MAX_HASHED_BYTES = 1 << 30
+MAX_CLASS_COUNTS = 200_000
+"""Clients times classes up to which a run folder holds the class counts of each client."""
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a reader of a run needs to know without its data."""
+
+    shape: list[int]
+    outputs: int
+    vocabulary: int
+    bytes: bool
+    """Whether its rows are bytes, which are divided by 255."""
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    primary_metric: dict[str, Any]
+
+
+def describe(experiment: Experiment) -> list[str]:
+    """What the run is made of, in a few lines."""
+    config, data, rows = experiment.config, experiment.dataset, experiment.client_data.rows
+    labels = class_labels(data.y_train.numpy())
+    classes = "" if labels is None else f" and {_range([len(np.unique(labels[r.numpy()])) for r in rows])} classes"
+    return [
+        f"task {config.task['name']}",
+        f"data {config.data['name']}: {len(data.x_train):,} training and {len(data.x_test):,} test rows of "
+        f"{'x'.join(map(str, data.shape))}" + (f", {data.classes} classes" if data.classes else ""),
+        f"{pluralize(len(rows), 'client')} by {config.partition['name']}: {_range([len(r) for r in rows])} rows"
+        f"{classes} each",
+        f"model {config.model['name']}: {describe_size(experiment)}",
+        *describe_weights(experiment),
+        f"algorithm {config.algorithm.get('name', 'of parts')}: {experiment.algorithm.describe()}",
+    ]
+
+
+def describe_weights(experiment: Experiment) -> list[str]:
+    """What was taken from a file of pretrained weights."""
+    pretrained = experiment.config.model["pretrained"]
+    return [] if pretrained is None else [describe_pretrained(experiment.model.module, pretrained)]
+
+
+def describe_size(experiment: Experiment) -> str:
+    model = experiment.model
+    names = {name for name, _ in model.module.named_parameters()}
+    frozen = sum(tensor.numel() for name, tensor in model.frozen.items() if name in names)
+    total = model.count + frozen
+    trained = f", {model.count:,} of them trained ({model.count / total:.1%})" if frozen else ""
+    return f"{total:,} parameters{trained}"
+
+
+def client_class_counts(experiment: Experiment) -> dict[str, Any]:
+    """Rows of each client, and of each class, unless that is a long list."""
+    rows, labels = experiment.client_data.rows, class_labels(experiment.dataset.y_train.numpy())
+    sizes, classes = [len(r) for r in rows], experiment.dataset.classes
+    if labels is None or len(rows) * classes > MAX_CLASS_COUNTS:
+        return {"sizes": sizes, "classes": None}
+    return {"sizes": sizes, "classes": [np.bincount(labels[r.numpy()], minlength=classes).tolist() for r in rows]}
+
+
+def data_facts(experiment: Experiment) -> DataFacts:
+    shape, outputs, vocabulary = experiment.model_interface
+    data, metric = experiment.dataset, experiment.task.primary_metric._asdict()
+    is_bytes = data.x_train.dtype == torch.uint8
+    return DataFacts(list(shape), outputs, vocabulary, is_bytes, data.mean, data.std, metric)
+
+
+def content_hashes(experiment: Experiment) -> dict[str, str]:
+    """Hashes of what the run is made of beyond its configuration: files may change behind their names."""
+    data, frozen, rows = experiment.dataset, experiment.model.frozen, experiment.client_data.rows
+    contents = {
+        "data": [data.x_train, data.y_train, data.x_test, data.y_test],
+        "partition": [torch.cat(rows), torch.tensor([len(r) for r in rows])],
+        "model": [experiment.initial, experiment.initial_buffers, *(frozen[name] for name in sorted(frozen))],
+        "schedule": [torch.tensor(cohort) for cohort in experiment.schedule or []],
+    }
+    hashes = {name: hash_tensors(tensors) for name, tensors in contents.items()}
+    user_code = user_import_paths(experiment.config)
+    return hashes | ({CODE: hash_sources(user_code)} if user_code else {})
+
+
+def hash_tensors(tensors: list[Tensor]) -> str:
+    """SHA-256 of the tensors' shapes and bytes; of a very large tensor, of rows spread evenly over it."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        step = max(1, -(-tensor.nbytes // MAX_HASHED_BYTES))
+        digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+        if tensor.numel():
+            rows = tensor.reshape(tensor.shape[0] if tensor.dim() else 1, -1)
+            digest.update(rows[::step].cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _range(values: list[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high} (mean {np.mean(values):.1f})"

@@ -1,0 +1,232 @@
+"""One client's local training: batches become gradient oracles, the algorithm's direction becomes steps."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fl_dist.algorithms.core import Algorithm, Batch, ModelOutput, Round, Vars
+from fl_dist.common.errors import FlDistError
+from fl_dist.common.hook_contract import HookContractError, describe_value
+from fl_dist.common.randomness import seed_global, torch_seed
+from fl_dist.config import Local
+from fl_dist.federation.client_data import ClientData
+from fl_dist.federation.flat_model import FlatModel
+from fl_dist.federation.layer_outputs import LayerOutputs
+from fl_dist.federation.trajectory_recorder import TrajectoryRecorder
+from fl_dist.federation.uplink import REMEDY
+from fl_dist.models import differentiable_rnn
+
+DIVERGED_MESSAGE = f"training diverged, its loss is not finite; {REMEDY}"
+
+
+class ClientFailedError(FlDistError, RuntimeError):
+    """A client's local training failed or cannot be used."""
+
+
+@dataclass
+class LocalResult:
+    """What local training returns. `delta` and `buffers` are changes, and overwritten by the next client."""
+
+    delta: Tensor
+    buffers: Tensor
+    sent: dict[str, tuple[Tensor, float]]
+    vectors: int
+    """Model-sized vectors among what is sent: the messages a real client would send."""
+    state: Vars
+    loss: Tensor
+    """The mean over the steps, on the device: the host has not read it yet."""
+    passes: tuple[int, int]
+
+
+class LocalTraining:
+    """Runs the local steps of one client after another on one model."""
+
+    def __init__(
+        self,
+        model: FlatModel,
+        eval_model: FlatModel,
+        algorithm: Algorithm,
+        client_data: ClientData,
+        local: Local,
+        seed: int,
+        deadline: float | None = None,
+        progress: Callable[[], None] = lambda: None,
+    ):
+        """`progress` is called before each pass over a batch."""
+        self.progress = progress
+        self.model, self.eval_model, self.algorithm, self.client_data = model, eval_model, algorithm, client_data
+        self.task, self.local, self.seed, self.deadline = client_data.task, local, seed, deadline
+        self.buffers = model.buffers.new()
+        self.forwards = self.backwards = 0
+        self.recorder: TrajectoryRecorder | None = None
+        self._layer_outputs = {id(flat): LayerOutputs(flat.module, algorithm.layers) for flat in (model, eval_model)}
+        model.train()
+        eval_model.module.eval()
+        self._momentum: list[Tensor] | None = None
+
+    def run(
+        self, client: int, s: Vars, buffers: Tensor, state: Vars, r: Round, recorder: TrajectoryRecorder | None = None
+    ) -> LocalResult:
+        """Train from the received `s`; `state` is changed in place and returned without its transient variables."""
+        self._began, self.forwards, self.backwards, self.recorder = time.perf_counter(), 0, 0, recorder
+        kinds = {name: (tuple(v.shape), v.dtype) for name, v in vars(state).items()}
+        self._start(client, s, buffers, r)
+        self.algorithm.begin(s, state, r, lambda: self._full_gradient(client, s))
+        if recorder is not None:
+            recorder.begin(r.steps)
+        loss = self._steps(client, s, state, r)
+        if recorder is not None:
+            recorder.record_end(self.model.vector)
+        delta = self.model.vector.sub_(s.x)
+        sent = self.algorithm.finish(delta, s, state, r)
+        vectors = len({id(t) for t, _ in sent.values() if t.dim()} | {id(delta)})
+        self.model.buffers.read(self.buffers).sub_(buffers)
+        passes = (self.forwards, self.backwards)
+        return LocalResult(delta, self.buffers, sent, vectors, self.algorithm.persistent(state, kinds), loss, passes)
+
+    def close(self) -> None:
+        """Remove the hooks from the models."""
+        for outputs in self._layer_outputs.values():
+            outputs.remove()
+
+    @cached_property
+    def gradient(self) -> Tensor:
+        """A vector for gradients; a rank that trains nobody does not need it."""
+        return torch.zeros_like(self.model.vector)
+
+    @property
+    def seconds(self) -> float:
+        """Of the client so far, without copies for diagnostics."""
+        return time.perf_counter() - self._began - (self.recorder.seconds if self.recorder is not None else 0.0)
+
+    def _start(self, client: int, s: Vars, buffers: Tensor, r: Round) -> None:
+        seed_global(torch_seed(self.seed, "dropout", r.index, client), self.model.vector.device)
+        self._momentum = None
+        self.model.vector.copy_(s.x)
+        self.model.bind(self.model.vector)
+        self.model.buffers.write(buffers)
+        self.eval_model.buffers.write(buffers)
+
+    def _steps(self, client: int, s: Vars, state: Vars, r: Round) -> Tensor:
+        w, total = self.model.vector, torch.zeros((), dtype=torch.float64, device=self.model.vector.device)
+        for number, batch in enumerate(self.client_data.batches(client, self.seed, r.index)):
+            self.progress()
+            if self.recorder is not None:
+                self.recorder.step(number, w)
+            grad = _BatchOracle(self, batch, s, state)
+            step = self.algorithm.oracle(grad, s, state, r, checked=number == 0)(w)
+            self._descend(w, self._clip(step), r.lr)
+            if grad.loss is not None:
+                total += grad.loss
+            if self.deadline is not None and self.seconds > self.deadline:
+                raise ClientFailedError(f"local training took longer than clients.deadline, {self.deadline:g} s")
+        return total / r.steps
+
+    def _descend(self, w: Tensor, step: Tensor, lr: float) -> None:
+        """Weight decay, momentum and step in one pass. (The kernel: torch.optim's classes import a compiler.)"""
+        # The fused kernel does not check: another shape would crash the interpreter.
+        if step.shape != w.shape or step.dtype != w.dtype or step.device != w.device:
+            raise HookContractError(
+                f"the direction of a local step became {describe_value(step)}, "
+                f"not a vector like the model, {describe_value(w)}"
+            )
+        is_first, momentum = self._momentum is None, self._momentum or []
+        if is_first:
+            momentum = self._momentum = [torch.empty_like(w)] if self.local.momentum else []
+        torch._fused_sgd_(
+            [w],
+            [step],
+            momentum,
+            lr=lr,
+            momentum=self.local.momentum,
+            weight_decay=self.local.weight_decay,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=is_first,
+        )
+
+    def _clip(self, step: Tensor) -> Tensor:
+        if self.local.clip is None:
+            return step
+        return step.mul_(torch.clamp(self.local.clip / torch.linalg.vector_norm(step), max=1.0))
+
+    def forward(self, model: FlatModel, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The model's output for a batch, and that of the layers that parts name."""
+        self.forwards += 1
+        layers, dtype = self._layer_outputs[id(model)], self.model.vector.dtype
+        if self.local.precision != "bf16":
+            return model.module(x), layers.pop(dtype)
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return model.module(x).to(dtype), layers.pop(dtype)
+
+    @torch.no_grad()
+    def teacher(self, weights: Tensor, batch: Batch) -> ModelOutput:
+        """The model's output at other weights, in evaluation mode."""
+        self.eval_model.bind(weights)
+        outputs, features = self.forward(self.eval_model, batch[0])
+        return ModelOutput(self.task.align(outputs, batch[1])[0], features)
+
+    def backward(self, loss: Tensor) -> Tensor:
+        """The gradient as a vector that the next call overwrites."""
+        self.backwards += 1
+        self.model.clear_gradients()
+        loss.backward()
+        self.model.gather_gradients(self.model.views(self.gradient))
+        return self.gradient
+
+    def _full_gradient(self, client: int, s: Vars) -> Tensor:
+        total, count = torch.zeros_like(self.gradient), 0
+        self.model.module.eval()
+        try:
+            for x, y in self.client_data.plain_batches(client):
+                self.progress()
+                with differentiable_rnn(self.model.module):
+                    outputs, y = self.task.align(self.forward(self.model, x)[0], y)
+                    total.add_(self.backward(self.task.loss(outputs, y)), alpha=len(y))
+                count += len(y)
+        finally:
+            self.model.train()
+        self.forwards = self.backwards = 0
+        return total.div_(max(1, count))
+
+
+class _BatchOracle:
+    """The gradient of the local loss on one batch as a function of the weights."""
+
+    def __init__(self, training: LocalTraining, batch: Batch, s: Vars, state: Vars) -> None:
+        self.training, self.batch, self.s, self.state = training, batch, s, state
+        self._cached: list[tuple[Tensor, Tensor, ModelOutput]] = []
+        self.loss: Tensor | None = None
+        """Without penalties, at the first point."""
+
+    def __call__(self, w: Tensor) -> Tensor:
+        t, model, (x, y) = self.training, self.training.model, self.batch
+        # Only a batch's first pass may move BatchNorm's running statistics.
+        statistics = model.buffers.read(model.buffers.new()) if self.loss is not None and model.buffers.size else None
+        model.bind(w)
+        if t.recorder is not None:
+            t.recorder.record_gradient_point(w)
+        x = t.algorithm.inputs(x, self.state)
+        outputs, features = t.forward(model, x)
+        outputs, y = t.task.align(outputs, y)
+        loss = t.task.loss(outputs, y)
+        if self.loss is None:
+            self.loss = loss.detach()
+        output = ModelOutput(outputs, features)
+        gradient = t.backward(t.algorithm.penalize(loss, output, (x, y), self.s, self.state, self._teacher))
+        if statistics is not None:
+            model.buffers.write(statistics)
+        return gradient
+
+    def _teacher(self, weights: Tensor, x: Tensor) -> ModelOutput:
+        """A teacher's output, computed once for all gradients on the batch."""
+        for known, inputs, output in self._cached:
+            if known is weights and inputs is x:
+                return output
+        self._cached.append((weights, x, self.training.teacher(weights, (x, self.batch[1]))))
+        return self._cached[-1][2]

@@ -1,0 +1,88 @@
+"""The record of a round: what its clients, ranks and server report, added up."""
+
+import statistics
+import time
+from dataclasses import dataclass
+
+from fl_dist.common.vector_math import standard_deviation
+from fl_dist.federation.experiment import Experiment
+from fl_dist.federation.server import ServerStep
+from fl_dist.federation.uplink import ClientReport, RankReport
+from fl_dist.metrics.record import NOT_EVALUATED, RoundRecord, Seconds, Spread, WorkerRecord
+
+
+@dataclass
+class WorkerLoad:
+    """What one worker did in the round."""
+
+    busy: float = 0.0
+    clients: int = 0
+    recording: float = 0.0
+    """Seconds in which it copied vectors for diagnostics."""
+
+
+def worker_loads(
+    workers: list[int], assignment: dict[int, int], trained: dict[int, ClientReport]
+) -> dict[int, WorkerLoad]:
+    loads = {rank: WorkerLoad() for rank in workers}
+    for client, report in trained.items():
+        load = loads[assignment[client]]
+        load.busy += report.seconds
+        load.clients += 1
+        load.recording += report.recording_seconds
+    return loads
+
+
+def recording_delay(loads: dict[int, WorkerLoad]) -> float:
+    """Seconds by which copies for diagnostics made the round longer."""
+    return max(load.busy + load.recording for load in loads.values()) - max(load.busy for load in loads.values())
+
+
+def build_record(
+    experiment: Experiment,
+    index: int,
+    cohort: list[int],
+    step: ServerStep,
+    loads: dict[int, WorkerLoad],
+    ranks: list[RankReport],
+    seconds: Seconds,
+) -> RoundRecord:
+    """The record of a round that has not been evaluated yet."""
+    trained, reports = step.trained, step.trained.values()
+    weights = [experiment.weight(client, "samples") for client in trained]
+    losses, norms = [report.loss for report in reports], [report.norm for report in reports]
+    vectors = int(sum(report.vectors for report in reports))
+    bytes_per_number = experiment.model.vector.element_size()
+    vector, buffers = experiment.model.count * bytes_per_number, experiment.model.buffers.size * bytes_per_number
+    return RoundRecord(
+        round=index + 1,
+        time=round(time.time(), 3),
+        test=NOT_EVALUATED,
+        train_loss=sum(w * loss for w, loss in zip(weights, losses, strict=True)) / sum(weights),
+        clients=len(trained),
+        dropped=[client for client in cohort if client not in trained],
+        bytes_down=len(cohort) * (experiment.vectors_per_download * vector + buffers),
+        bytes_up=vectors * vector + len(trained) * buffers,
+        messages=len(cohort) * experiment.vectors_per_download + vectors,
+        forwards=int(sum(report.forwards for report in reports)),
+        backwards=int(sum(report.backwards for report in reports)),
+        lr=experiment.config.lr(index),
+        method=step.method,
+        spread=Spread(
+            loss_std=standard_deviation(losses),
+            loss_min=min(losses),
+            loss_max=max(losses),
+            norm_mean=statistics.fmean(norms),
+            norm_std=standard_deviation(norms),
+        ),
+        norms=step.norms,
+        seconds=seconds,
+        workers={str(rank): _worker_record(loads.get(rank), report, seconds) for rank, report in enumerate(ranks)},
+    )
+
+
+def _worker_record(load: WorkerLoad | None, report: RankReport, seconds: Seconds) -> WorkerRecord:
+    memory = {"memory": report.host_memory, "device_memory": report.device_memory or None}
+    if load is None:
+        return WorkerRecord(**memory)
+    return WorkerRecord(busy=load.busy, clients=load.clients, share=round(load.busy / seconds.total, 6), **memory)

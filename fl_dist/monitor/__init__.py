@@ -1,1 +1,0 @@
-"""What a run tells: lines on the console, rows in metrics.jsonl, a mirror on W&B."""

@@ -1,0 +1,266 @@
+"""The run folder: its files, its lock, and the checks before a run may use it."""
+
+import contextlib
+import fcntl
+import io
+import json
+import logging
+import os
+import random
+import secrets
+import socket
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fl_dist.common.errors import ConfigError, FlDistError
+from fl_dist.common.files import write_atomically
+from fl_dist.common.formatting import shorten
+from fl_dist.common.paths import expand_path
+from fl_dist.common.yaml_reader import to_yaml
+from fl_dist.config import Config, differences, dump, read_recorded_config
+
+MODEL, CONFIG, METRICS, CHECKPOINT = "model.safetensors", "config.yaml", "metrics.jsonl", "checkpoint"
+RUN_FILES = (METRICS, CHECKPOINT, MODEL)
+"""What a run must never overwrite: it takes long to compute again."""
+RUN_INFO, LOCK, SUMMARY, DIAGNOSTICS = "run.json", "lock", "summary.json", "diagnostics.jsonl"
+ATTEMPTS, CLIENTS = "attempts.jsonl", "clients.json"
+CODE = "code"
+"""Key of `RunInfo.contents`: the hash of the user's own source files."""
+log = logging.getLogger("fl_dist")
+LOCK_TIMEOUT_SECONDS = 10.0
+"""How long a starting job waits for processes that call `is_locked`."""
+
+
+@dataclass
+class RunInfo:
+    """`run.json`: what is known of a run beside its configuration."""
+
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    contents: dict[str, str] = field(default_factory=dict)
+    """Hashes of its inputs."""
+    saved: bool = False
+    """Whether it has ever committed a checkpoint."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What a reader needs to know without loading the data: shapes, normalisation, the primary metric."""
+
+
+class FolderInUseError(ConfigError):
+    """Another job holds the lock of the run folder."""
+
+
+class FolderLostError(FlDistError):
+    """This job no longer holds the lock of the run folder."""
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, otherwise all runs below it."""
+    return sorted(file.parent for file in folder.rglob(CONFIG)) if not (folder / CONFIG).exists() else [folder]
+
+
+def is_locked(run: Path) -> bool:
+    """Whether a job holds the lock of the run now. (This takes a shared lock for a moment; a starting job waits.)"""
+    with contextlib.suppress(OSError), open(run / LOCK, "rb", buffering=0) as file:
+        return not _try_lock(file, fcntl.LOCK_SH)
+    return False
+
+
+class RunFolder:
+    def __init__(self, path: str | Path) -> None:
+        self.path = expand_path(path)
+        self.logs = self.path / "logs"
+        self.info = RunInfo()
+        self._lock: io.FileIO | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINT
+
+    def is_finished(self, rounds: int) -> bool:
+        """Whether the model after at least `rounds` rounds is written."""
+        return (self.path / MODEL).exists() and rounds <= self._read_config().get("rounds", rounds)
+
+    def check_not_finished(self, rounds: int) -> None:
+        if self.is_finished(rounds):
+            raise ConfigError(
+                f"the run in {self.path} is finished; raise rounds to continue from its last round, "
+                "choose another run.dir, or remove the folder"
+            )
+
+    def acquire(self, config: Config) -> bool:
+        """On rank 0: lock the folder and check or write its configuration. True if there is a run to resume."""
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True, mode=0o755)
+            self._acquire_lock()
+            return self._check_config(config)
+        except OSError as e:
+            raise ConfigError(
+                f"cannot use the run folder {shorten(self.path)}: {e.strerror}; choose another with run.dir"
+            ) from None
+
+    def _acquire_lock(self) -> None:
+        """Lock the file at the path; someone may replace it while this job waits."""
+        deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
+        while self._lock is None or not self._holds_lock():
+            self.release()
+            self._lock = io.FileIO(self.path / LOCK, "a+")  # unbuffered: closing it on a full disk must not fail
+            if time.monotonic() > deadline or not _lock_exclusively(self._lock, deadline):
+                owner = self._read_lock_owner()
+                self.release()
+                raise FolderInUseError(f"the run folder {self.path} is in use by {owner}; choose another run.dir")
+        self._lock.truncate(0)
+        self._lock.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+
+    def _read_lock_owner(self) -> str:
+        assert self._lock is not None
+        self._lock.seek(0)
+        return shorten(self._lock.read(200).decode(errors="replace").strip()) or "another job"
+
+    def _holds_lock(self) -> bool:
+        """Whether the file at the path is still the one that this job locked."""
+        assert self._lock is not None
+        try:
+            return os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / LOCK))
+        except FileNotFoundError:
+            return False
+
+    def check_lock(self) -> None:
+        """FolderLostError if another job may have locked the folder; an error of the file system is no evidence."""
+        with contextlib.suppress(OSError):
+            if self._lock is not None and not self._holds_lock():
+                raise FolderLostError(
+                    f"the lock file of {self.path} was removed or replaced, so another job may write there; "
+                    "this job stops: start it again to resume from the last checkpoint"
+                )
+
+    def _check_config(self, config: Config) -> bool:
+        existing, run_files = self._read_config(), [n for n in RUN_FILES if os.path.lexists(self.path / n)]
+        if not existing:
+            if run_files:  # they would be overwritten
+                raise ConfigError(
+                    f"{self.path} holds {', '.join(run_files)} of a run, but not its {CONFIG}; restore it, "
+                    "or choose another run.dir"
+                )
+            self._write_info()
+            self._write_config(config)
+            return False
+        self.info = self.read_info()
+        changed = differences(existing, dump(config))
+        if changed and not self.info.contents and not run_files:  # the old configuration never ran
+            self._write_config(config)
+            return False
+        if changed:
+            shown = "; ".join(changed[:5]) + ("; ..." if len(changed) > 5 else "")
+            raise ConfigError(f"the run folder {self.path} belongs to another config ({shown}); choose another run.dir")
+        self.check_not_finished(config.rounds)
+        if (self.path / MODEL).exists() and not self.info.saved:
+            raise ConfigError(
+                f"the run in {self.path} ended after {self.model_round()} rounds and left no checkpoint to resume; "
+                "choose another run.dir"
+            )
+        return True
+
+    def compare_contents(self, contents: dict[str, str], facts: dict[str, Any]) -> None:
+        """Check that the inputs are those that the run started with; changed code is only a warning."""
+        changed = [name for name, sha256 in self.info.contents.items() if contents.get(name) != sha256]
+        if CODE in changed:
+            changed.remove(CODE)
+            log.warning("your source files have changed since this run started; the next rounds use the new ones")
+        if changed:
+            raise ConfigError(
+                f"the run in {self.path} started with a different {' and '.join(changed)}; "
+                "restore the old files, or choose another run.dir"
+            )
+        if not self.info.contents:
+            self.info.contents, self.info.facts = contents, facts
+            self._write_info()
+
+    def mark_has_checkpoint(self) -> None:
+        if not self.info.saved:
+            self.info.saved = True
+            self._write_info()
+
+    def _write_info(self) -> None:
+        write_atomically(self.path / RUN_INFO, json.dumps(asdict(self.info), indent=1).encode())
+
+    def read_info(self) -> RunInfo:
+        try:
+            info = RunInfo(**json.loads((self.path / RUN_INFO).read_bytes()))
+            if "headline" in info.facts:  # its key in older run folders
+                info.facts["primary_metric"] = info.facts.pop("headline")
+            return info
+        except (OSError, ValueError, TypeError) as e:
+            raise ConfigError(
+                f"{self.path / RUN_INFO} is missing or damaged ({e}); restore it, or choose another run.dir"
+            ) from None
+
+    def read_facts(self) -> dict[str, Any]:
+        """`RunInfo.facts`; empty before the run has started."""
+        return self.read_info().facts if (self.path / RUN_INFO).exists() else {}
+
+    def read_rounds(self) -> int:
+        """The `rounds` of its configuration."""
+        config = self._read_config()
+        if not config:
+            raise ConfigError(f"{self.path} is not a run: it has no {CONFIG}")
+        return config["rounds"]
+
+    def model_round(self) -> int:
+        """The round after which a finished run wrote its model: a callback may have ended it early."""
+        rounds, recorded = self._read_summary().get("rounds"), self.read_rounds()
+        return min(rounds, recorded) if type(rounds) is int else recorded
+
+    def stop_reason(self) -> str:
+        """Why a callback ended the run; empty if none did."""
+        return str(self._read_summary().get("stopped", ""))
+
+    def _read_summary(self) -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError):
+            summary = json.loads((self.path / SUMMARY).read_bytes())
+            return summary if isinstance(summary, dict) else {}
+        return {}
+
+    def extend_rounds(self, config: Config) -> None:
+        """If `rounds` has grown: rename the model of a finished run, and write the new configuration."""
+        model = self.path / MODEL
+        if self.read_rounds() < config.rounds:
+            if model.exists():
+                os.replace(model, model.with_stem(f"{model.stem}-{self.model_round()}"))
+            self._write_config(config)
+
+    def _read_config(self) -> dict[str, Any]:
+        """The configuration in the folder; empty if there is none."""
+        path = self.path / CONFIG
+        if not path.exists():
+            return {}
+        config = read_recorded_config(path)
+        if not isinstance(config, dict) or type(config.get("rounds")) is not int:
+            raise ConfigError(f"{path} is not the configuration of a run; restore it, or choose another run.dir")
+        return config
+
+    def _write_config(self, config: Config) -> None:
+        write_atomically(self.path / CONFIG, to_yaml(dump(config)).encode())
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def _lock_exclusively(file: io.FileIO, deadline: float) -> bool:
+    """Wait for shared locks, which `is_locked` takes; return False at once if another job has the exclusive lock."""
+    while not _try_lock(file, fcntl.LOCK_EX):
+        if not _try_lock(file, fcntl.LOCK_SH) or time.monotonic() > deadline:
+            return False
+        fcntl.flock(file, fcntl.LOCK_UN)
+        time.sleep(random.uniform(0, 0.01))  # noqa: S311 (jitter)
+    return True
+
+
+def _try_lock(file: io.FileIO, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

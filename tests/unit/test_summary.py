@@ -1,0 +1,111 @@
+"""The summary of a run: final score, totals, the estimated time with a shared server."""
+
+from typing import Any
+
+import pytest
+
+from fl_dist.metrics import RoundRecord
+from fl_dist.metrics.summary import estimate_shared_server, summarize, summary_lines
+from fl_dist.tasks.classification import Classification
+
+METRIC = Classification.primary_metric
+COMMON_FIELDS = {"round": 1, "bytes_down": 1, "bytes_up": 2, "dropped": []}
+
+
+def test_final_accuracy_is_mean_and_sample_deviation_of_the_last_rounds() -> None:
+    records: list[dict[str, Any]] = [
+        COMMON_FIELDS | {"seconds": {"total": 1.5}, "round": k, "test_accuracy": accuracy}
+        for k, accuracy in enumerate([0.9, 0.5, None, 0.7], 1)
+    ]
+    summary = summarize([*map(RoundRecord.from_json, records)], 3, METRIC, finished=True)
+    assert summary["final_accuracy_mean"] == pytest.approx(0.6)
+    assert summary["final_accuracy_std"] == pytest.approx(0.02**0.5)
+    assert (summary["best_accuracy"], summary["best_round"], summary["last_accuracy"]) == (0.9, 1, 0.7)
+    assert (summary["bytes"], summary["seconds"]) == (12, 6.0)
+    records[0] |= {"seconds": {"total": 1.5, "diagnostics": 70.0}}
+    summary = summarize([*map(RoundRecord.from_json, records)], 3, METRIC, finished=True)
+    assert "time            6.0 s and 1 min 10 s of diagnostics" in summary_lines(summary, METRIC, "")
+
+
+def server_record(total: float, busy: dict[int, tuple[float, int]], evaluate: float = 0.0, by: int = 1) -> RoundRecord:
+    """A record with busy seconds and clients per worker, and an evaluation by the first ranks."""
+    ranks: dict[str, dict[str, Any]] = {"0": {"memory": 1}}
+    ranks |= {str(rank): {"busy": seconds, "clients": clients} for rank, (seconds, clients) in busy.items()}
+    for rank in range(by if evaluate else 0):
+        ranks[str(rank)]["evaluate"] = evaluate
+    local = max(seconds for seconds, _ in busy.values())
+    seconds = {"total": total, "local": local, "server": 0.1, "checkpoint": 0.1}
+    return RoundRecord.from_json(COMMON_FIELDS | {"seconds": seconds, "workers": ranks})
+
+
+TWO_WORKERS = {1: (4.0, 2), 2: (4.0, 2)}
+
+
+@pytest.mark.parametrize(
+    ("records", "all_may_evaluate", "busy", "shared"),
+    [
+        # 4 clients of 2 s over 2 workers take 4 s, over 3 as well; 8 take 8 s, and 6 s.
+        ([server_record(5, TWO_WORKERS)], True, 0.2 / 5, 5),
+        ([server_record(9, {1: (8.0, 4), 2: (8.0, 4)})], True, 0.2 / 9, 7),
+        # One worker: half the time.
+        ([server_record(9, {1: (8.0, 4)})], True, 0.2 / 9, 5),
+        # Unequal clients: no faster than an even split of 12 s, no slower than before.
+        ([server_record(9, {1: (8.0, 1), 2: (4.0, 3)})], True, 0.2 / 9, 9),
+        ([server_record(7, {1: (6.0, 3), 2: (6.0, 1)})], True, 0.2 / 7, 7),
+        ([server_record(7, {1: (6.0, 4), 2: (6.0, 5)})], True, 0.2 / 7, 5),
+        # The evaluation of round 1 ran during round 2; shared, it takes 1 s on 3 ranks or 3 s on one.
+        ([server_record(5, TWO_WORKERS, 3.0), server_record(5, TWO_WORKERS)], True, 3.4 / 10, 11),
+        ([server_record(5, TWO_WORKERS, 3.0), server_record(5, TWO_WORKERS)], False, 3.4 / 10, 13),
+        # It took longer than the training of round 2.
+        ([server_record(5, TWO_WORKERS, 9.0), server_record(10, TWO_WORKERS)], True, 9.4 / 15, 13),
+        # All ranks evaluated: nothing changes.
+        ([server_record(5, TWO_WORKERS, 1.0, by=3), server_record(6, TWO_WORKERS)], True, 1.4 / 11, 11),
+        # The run started with a shared server.
+        ([server_record(5, {0: (4.0, 2), 1: (4.0, 2)}), server_record(9, {1: (8.0, 4)})], True, 0.2 / 9, 10),
+    ],
+)
+def test_the_time_with_a_shared_server_is_estimated(
+    records: list[RoundRecord], all_may_evaluate: bool, busy: float, shared: float
+) -> None:
+    estimate = estimate_shared_server(records, all_may_evaluate)
+    assert estimate == {"server_busy": pytest.approx(busy), "seconds_if_shared": pytest.approx(shared)}
+
+
+def test_without_a_dedicated_server_there_is_no_estimate() -> None:
+    assert (
+        estimate_shared_server([server_record(5, {0: (4.0, 2)}), server_record(5, {0: (4.0, 2), 1: (4.0, 2)})], True)
+        == {}
+    )
+    assert estimate_shared_server([RoundRecord.from_json(COMMON_FIELDS | {"seconds": {"total": 1.0}})], True) == {}
+
+
+def test_the_summary_shows_the_time_with_a_shared_server() -> None:
+    lines = []
+    for record in (server_record(90, {1: (80.0, 4)}), server_record(5, TWO_WORKERS)):
+        summary = summarize([record], 3, METRIC, finished=True) | estimate_shared_server([record], True)
+        lines += [line for line in summary_lines(summary, METRIC, "") if line.startswith("server")]
+    assert lines == [
+        "server          busy 0 % of the time; "
+        "topology.server=shared would have taken about 50.0 s instead of 1 min 30 s",
+        "server          busy 4 % of the time; topology.server=shared would not have been faster (about 5.0 s)",
+    ]
+
+
+@pytest.mark.parametrize(("columns", "needed"), [(60, 3), (80, 2), (120, 1)])
+def test_the_summary_fits_the_terminal(columns: int, needed: int) -> None:
+    records = [server_record(36000, {1: (35000.0, 4)})]
+    summary = summarize(records, 3, METRIC, finished=True) | estimate_shared_server(records, True)
+    lines = summary_lines(summary, METRIC, "runs/my", columns)
+    assert max(map(len, lines)) <= columns
+    first = next(k for k, line in enumerate(lines) if line.startswith("server"))
+    wrapped = lines[first : lines.index("files           runs/my/")]
+    assert len(wrapped) == needed
+    assert all(line.startswith(" " * 16) for line in wrapped[1:])
+    assert " ".join(line.strip() for line in wrapped) in summary_lines(summary, METRIC, "")
+
+
+def test_a_run_that_stopped_early_says_why() -> None:
+    summary = summarize([server_record(5, TWO_WORKERS)], 3, METRIC, finished=True) | {
+        "stopped": "no improvement for 2 rounds"
+    }
+    assert "stopped         after round 1: no improvement for 2 rounds" in summary_lines(summary, METRIC, "")
