@@ -1,6 +1,5 @@
 """Callbacks on real ranks: the guide in an empty folder; early stopping on any layout and after kills."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,8 +8,7 @@ import pytest
 from tests.support.marks import exhaustive
 from tests.support.processes import environment, run
 from tests.support.run_folder import model_hash, read_records, reproducible_records
-from tests.support.user_guide import CALLBACKS, guide_snippets, install_package, installed_environment, write_files
-from tests.support.waiting import TIMEOUT_SECONDS
+from tests.support.user_guide import CALLBACKS, follow_guide, install_package
 
 SETTINGS = (
     *("rounds=12", "data=digits", "model={name: mlp, hidden: [8]}", "clients={total: 6, per_round: 3}", "seed=2"),
@@ -23,17 +21,7 @@ def test_the_guide_works_from_an_empty_folder_in_one_process_and_on_three_ranks(
     installed, workspace = tmp_path / "installed", tmp_path / "workspace"
     install_package(tmp_path / "source", installed)
     workspace.mkdir()
-    write_files(workspace, CALLBACKS)
-    for command in [command for snippet in guide_snippets("sh", CALLBACKS) for command in snippet.commands()]:
-        result = subprocess.run(
-            ["bash", "-c", command],
-            cwd=workspace,
-            env=installed_environment(installed),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-        )
-        assert result.returncode == 0, f"{command}\n{result.stdout[-3000:]}{result.stderr[-3000:]}"
+    follow_guide(workspace, installed, CALLBACKS)
     runs = workspace / "runs"
     assert model_hash(runs / "watched") == model_hash(runs / "ranks")
     progress = (runs / "watched" / "progress.txt").read_text()

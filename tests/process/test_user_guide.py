@@ -10,11 +10,11 @@ import pytest
 from tests.support.marks import exhaustive
 from tests.support.run_folder import model_hash, read_records
 from tests.support.user_guide import (
+    follow_guide,
     guide_snippets,
     install_package,
     installed_environment,
     snippet_file_name,
-    write_files,
 )
 from tests.support.waiting import TIMEOUT_SECONDS
 
@@ -32,17 +32,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workspace(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which all steps of the guide were executed."""
     folder = tmp_path_factory.mktemp("empty")
-    write_files(folder)
-    for command in [command for snippet in guide_snippets("sh") for command in snippet.commands()]:
-        result = subprocess.run(
-            ["bash", "-c", command],
-            cwd=folder,
-            env=installed_environment(installed),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-        )
-        assert result.returncode == 0, f"{command}\n{result.stdout[-3000:]}{result.stderr[-3000:]}"
+    follow_guide(folder, installed)
     return folder
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from tests.support.processes import ROOT, environment
 from tests.support.snippets import Snippet, snippets
+from tests.support.waiting import TIMEOUT_SECONDS
 
 GUIDE = ROOT / "docs" / "yours.md"
-
-
 CALLBACKS = ROOT / "docs" / "callbacks.md"
 
 
@@ -31,6 +30,21 @@ def write_files(folder: Path, guide: Path = GUIDE) -> None:
     for snippet in [*guide_snippets("python", guide), *guide_snippets("yaml", guide)]:
         if name := snippet_file_name(snippet):
             (folder / name).write_text(snippet.text)
+
+
+def follow_guide(folder: Path, installed: Path, guide: Path = GUIDE) -> None:
+    """Write the guide's files into the folder and run its commands there."""
+    write_files(folder, guide)
+    for command in [command for snippet in guide_snippets("sh", guide) for command in snippet.commands()]:
+        result = subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder,
+            env=installed_environment(installed),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+        assert result.returncode == 0, f"{command}\n{result.stdout[-3000:]}{result.stderr[-3000:]}"
 
 
 def install_package(source: Path, target: Path) -> None:
