@@ -90,9 +90,8 @@ def _serve(overrides: list[str], pipe: Connection) -> None:
 
 def assigned_clients(rounds: Rounds) -> Sequence[int]:
     """The clients of this rank in the last round."""
-    loop = rounds.loop
-    _, assignment = loop.down.read(rounds.experiment.cohort(rounds.completed - 1))
-    return [client for client, worker in assignment.items() if worker == loop.group.rank]
+    _, assignment = rounds.loop.down.read()
+    return [client for client, worker in assignment.items() if worker == rounds.loop.group.rank]
 
 
 class GlooRounds(Workload):

@@ -100,9 +100,11 @@ class Clients:
     """The partition of the training data."""
 
     rows: list[np.ndarray]
-    """The indices of each client's rows."""
+    """The indices of each client's training rows."""
     classes: np.ndarray | None
-    """Number of rows by [client, class]; None without labels."""
+    """Number of training rows by [client, class]; None without labels."""
+    validation: list[np.ndarray]
+    """The indices of the rows that each client holds out (`clients.validation`)."""
 
     @property
     def sizes(self) -> list[int]:
@@ -116,10 +118,11 @@ class Clients:
 
 
 def clients_of(config: Config, data: Dataset) -> Clients:
-    rows, labels = build_clients(config, data), class_labels(data.y_train.numpy())
+    (rows, validation), labels = build_clients(config, data), class_labels(data.y_train.numpy())
     if labels is None:
-        return Clients(rows, None)
-    return Clients(rows, np.stack([np.bincount(labels[r], minlength=data.classes) for r in rows]))
+        return Clients(rows, None, validation)
+    counts = np.stack([np.bincount(labels[r], minlength=data.classes) for r in rows])
+    return Clients(rows, counts, validation)
 
 
 class Run:

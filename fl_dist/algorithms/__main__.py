@@ -2,6 +2,7 @@
 
 python -m fl_dist.algorithms [--markdown]
 python -m fl_dist.algorithms --memory --parameters 86M   what each needs of the GPUs
+python -m fl_dist.algorithms --paper fedlesam            what a paper's methods cost, here and in the paper
 """
 
 import argparse
@@ -13,6 +14,7 @@ from torch import Tensor
 from fl_dist.algorithms import algorithms, papers, parts
 from fl_dist.algorithms.core import Algorithm, Round
 from fl_dist.algorithms.memory_needs import VECTOR_SIZE, is_model_sized, memory_needs
+from fl_dist.algorithms.paper_costs import PAPER_COSTS, PublishedCost
 from fl_dist.common import terminal
 from fl_dist.common.formatting import format_bytes
 
@@ -28,6 +30,20 @@ MEMORY_LEGEND = (
     "with local momentum, which is 4 of a worker's. More: activations, rows, 16 MB in which sums are converted, "
     "4 bytes per frozen parameter; 8 per sum if clients are very unequal, and for dual variables if "
     "not all are of one size."
+)
+PAPER_COLUMNS = (
+    "algorithm",
+    "passes per step",
+    "down",
+    "up",
+    "communication",
+    "computation",
+    "client memory",
+    "differs",
+)
+PAPER_LEGEND = (
+    "In brackets: the paper's number. communication: messages of a client and round, in units of FedAvg's 2. "
+    "computation: of a local step, in units of FedAvg's, if a backward pass takes as long as two forward passes."
 )
 UNIT_FACTORS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
 
@@ -99,6 +115,17 @@ def memory_rows(parameters: int) -> Iterable[tuple[str, ...]]:
         yield name, *(format_bytes(parameters * n) if parameters else str(n) for n in needs)
 
 
+def paper_rows(paper: str) -> Iterable[tuple[str, ...]]:
+    """The cells under PAPER_COLUMNS: our counts and, in brackets, what the paper prints."""
+    for name, published in PAPER_COSTS[paper].methods.items():
+        _, _, _, passes, down, up, memory = algorithm_row(name)
+        forwards, backwards = algorithms.build(name, {}).passes
+        own = PublishedCost((int(down) + int(up)) / 2, round((forwards + 2 * backwards) / 3, 2), int(memory))
+        pairs = dict(zip(own._fields, zip(own, published, strict=True), strict=True))
+        cells = (f"{a:g}" if b is None else f"{a:g} ({b:g})" for a, b in pairs.values())
+        yield name, passes, down, up, *cells, ", ".join(key for key, (a, b) in pairs.items() if b not in (None, a))
+
+
 def parse_count(text: str) -> int:
     """A number such as 86M."""
     digits, unit = (text[:-1], text[-1]) if text[-1:].isalpha() else (text, "")
@@ -120,18 +147,29 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m fl_dist.algorithms", description="The table of all algorithms.")
+    parser = terminal.ArgumentParser(prog="python -m fl_dist.algorithms", description="The table of all algorithms.")
     parser.add_argument("--markdown", action="store_true", help="as a Markdown table")
     parser.add_argument("--memory", action="store_true", help="what each needs of the GPUs, in bytes per parameter")
     parser.add_argument("--parameters", type=parse_count, default=0, metavar="N", help="with --memory: of such a model")
+    parser.add_argument(
+        "--paper",
+        choices=PAPER_COSTS,
+        metavar="NAME",
+        help=f"what a paper's methods cost, here and in the paper: {', '.join(PAPER_COSTS)}",
+    )
     arguments = parser.parse_args(argv)
     if arguments.parameters and not arguments.memory:
         parser.error("--parameters goes with --memory")
+    if arguments.paper and arguments.memory:
+        parser.error("--paper does not go with --memory")
     table = markdown_table if arguments.markdown else plain_table
     if arguments.memory:
         n = arguments.parameters
         unit = f"of a model with {n:,} parameters" if n else "in bytes per parameter"
         lines = [*table([MEMORY_COLUMNS, *memory_rows(n)]), "", MEMORY_LEGEND.format(unit=unit)]
+    elif arguments.paper:
+        source, _, remark = PAPER_COSTS[arguments.paper]
+        lines = [*table([PAPER_COLUMNS, *paper_rows(arguments.paper)]), "", f"{source}. {remark}", "", PAPER_LEGEND]
     else:
         lines = [*table([ALGORITHM_COLUMNS, *map(algorithm_row, algorithms)]), "", ALGORITHM_LEGEND, ""]
         lines += table([REPORT_COLUMNS, *report_rows()])

@@ -1,8 +1,9 @@
-"""Norms of vectors, and means of numbers that may not be finite."""
+"""Norms of vectors, and statistics of numbers that may not be finite."""
 
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -35,3 +36,16 @@ def standard_deviation(values: Sequence[float]) -> float:
     """As statistics.pstdev, which needs finite numbers and takes longer than a step of a small model."""
     centre = mean(values)
     return math.sqrt(mean([(value - centre) * (value - centre) for value in values]))
+
+
+def summarize_clients(values: Sequence[float], best_is: Literal["max", "min"]) -> dict[str, float]:
+    """How a metric differs between clients; NaN is the worst value."""
+    sign = -1 if best_is == "max" else 1
+    ranked = sorted(values, key=lambda value: (math.isnan(value), sign * value))
+    return {
+        "mean": mean(values),
+        "std": standard_deviation(values),
+        "best": ranked[0],
+        "worst": ranked[-1],
+        "worst_tenth": mean(ranked[-math.ceil(len(ranked) / 10) :]),
+    }

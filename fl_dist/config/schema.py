@@ -45,6 +45,9 @@ class Clients(StrictModel):
     deadline: Annotated[float | None, key("seconds of local training after which a client counts as failed", gt=0)] = (
         None
     )
+    validation: Annotated[
+        float, key("share of each client's rows that is never trained on: its own validation rows", ge=0, lt=1)
+    ] = 0.0
     min_survivors: Annotated[int, key("the run stops when fewer clients of a round than this are left", ge=1)] = 1
 
 

@@ -45,7 +45,8 @@ class ExtraColumn(StrictModel):
 
     key: Annotated[str, Field(min_length=1, description="where it is in a row, such as diagnostics.lpf.lpf")]
     over: Annotated[
-        Literal["last", "mean"], Field(description="of the rounds that have it: the last, or their mean")
+        Literal["last", "mean", "final_window"],
+        Field(description="of the rounds that have it: the last, their mean, or that of the final window"),
     ] = "last"
     percent: bool = False
     best: Literal["min", "max"] = "min"
@@ -74,6 +75,9 @@ class TableSettings(StrictModel):
     published_spread: Annotated[str | None, Field(description="what it is in the published numbers")] = None
     extra_columns: Annotated[
         dict[str, ExtraColumn], Field(description="by name, further numbers of the rows of metrics.jsonl")
+    ] = {}
+    means: Annotated[
+        dict[str, list[str]], Field(description="by name, columns (or patterns) whose mean is a further column")
     ] = {}
 
     def targets_of(self, column: str) -> list[float]:

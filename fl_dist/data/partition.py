@@ -12,6 +12,8 @@ import numpy as np
 from pydantic import Field
 
 from fl_dist.common.errors import DataError
+from fl_dist.common.formatting import pluralize
+from fl_dist.common.randomness import generator
 from fl_dist.common.registry import Registry
 from fl_dist.data import dirichlet as variants
 from fl_dist.data.dataset import class_labels
@@ -58,6 +60,34 @@ def _check_and_sort(name: str, parts: RowLists, rows: int) -> RowLists:
     # One sort of keys that order rows by client first, by index second.
     ordered = np.sort(owners * rows + indices.astype(np.int64)) % rows
     return split_at(ordered, np.cumsum([0, *sizes]))
+
+
+def hold_out(parts: RowLists, share: float, rows: int, seed: int) -> tuple[RowLists, RowLists]:
+    """Training and validation rows of each client: `share` of its rows, at random, rounded to whole rows.
+
+    A row that some client holds out is trained by nobody, also where clients share rows.
+    """
+    if share == 0:
+        return parts, [part[:0] for part in parts]
+    sizes, indices = np.array([len(part) for part in parts]), np.concatenate(parts)
+    bounds, owners = np.cumsum([0, *sizes]), np.repeat(np.arange(len(parts)), sizes)
+    order = np.lexsort((generator(seed, "validation").random(len(indices)), owners))
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order)) - bounds[owners]
+    is_drawn = np.zeros(rows, dtype=bool)
+    is_drawn[indices[place < (share * sizes + 0.5).astype(int)[owners]]] = True
+    is_held_out = is_drawn[indices]
+    if not is_held_out.any():
+        raise DataError(f"clients.validation={share:g} holds out no row: clients have at most {sizes.max()}")
+    pieces = [(part, is_held_out[first:last]) for part, first, last in zip(parts, bounds, bounds[1:], strict=False)]
+    training = [part[~held] for part, held in pieces]
+    emptied = [client for client, part in enumerate(training) if not len(part)]
+    if emptied:
+        names = ", ".join(map(str, emptied[:10])) + (", ..." if len(emptied) > 10 else "")
+        raise DataError(
+            f"clients.validation={share:g} leaves {pluralize(len(emptied), 'client')} without training rows: {names}"
+        )
+    return training, [part[held] for part, held in pieces]
 
 
 @partitions.register

@@ -66,6 +66,9 @@ class LocalModels(Protocol):
         """The number of rows of each client."""
 
     def mean(self, name: str) -> Tensor: ...
+    def vector(self, name: str, client: int) -> Tensor:
+        """Of one client, which the round trained."""
+
     def distances(self, name: str, point: Tensor) -> list[float]:
         """Of each client's vector from the point."""
 

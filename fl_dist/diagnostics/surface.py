@@ -1,5 +1,6 @@
 """The loss over a plane through the model, along two random directions in the scale of its filters (Li et al. 2018)."""
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from fl_dist.diagnostics.base import (
     DiagnosticContext,
     RowCount,
     Values,
+    client_rows,
     diagnostics,
     loss_grid,
 )
@@ -20,6 +22,8 @@ from fl_dist.diagnostics.base import (
 @diagnostics.register
 class Surface(Diagnostic):
     """The loss on a grid of the plane of two random directions, each filter of them as long as the model's."""
+
+    clients = ("client",)
 
     def __init__(
         self,
@@ -30,15 +34,30 @@ class Surface(Diagnostic):
         on: Annotated[Literal["train", "test"], Field(description="whose loss: the clients' rows or the test rows")] = (
             "train"
         ),
+        of: Annotated[
+            Literal["global", "local"], Field(description="whose model: the new one, or a client's before averaging")
+        ] = "global",
+        client: Annotated[
+            int | None,
+            Field(ge=0, description="its own training loss; null: all clients', or of local one of the round's"),
+        ] = None,
         rows: RowCount = None,
     ) -> None:
         self.grid = [span * (2 * k / (points - 1) - 1) for k in range(points)]
         self.orthogonal, self.rows = orthogonal, TEST_ROWS if on == "test" else rows or ALL_ROWS
+        self.client, self.is_local = client, of == "local"
+        self.needs = ("ends",) if self.is_local else ()
 
     def measure(self, context: DiagnosticContext) -> Values:
+        client, rows = self.client, self.rows
+        if self.is_local:
+            client = context.cohort[0] if client is None else client
+            context = replace(context, x=context.locals.vector("end", client))
+        if client is not None and rows != TEST_ROWS:
+            rows = client_rows(client)
         a, b = self.directions(context)
-        losses = loss_grid(context, a, b, self.grid, self.grid, self.rows)
-        return {"x": self.grid, "y": self.grid, "loss": losses}
+        losses = loss_grid(context, a, b, self.grid, self.grid, rows)
+        return {"x": self.grid, "y": self.grid, "loss": losses} | ({} if client is None else {"client": client})
 
     def directions(self, context: DiagnosticContext) -> tuple[Tensor, Tensor]:
         a, b = context.noise("surface", 0), context.noise("surface", 1)

@@ -33,12 +33,16 @@ class ClientData:
         local: Local,
         device: torch.device,
         max_bytes: float = math.inf,
+        validation: list[np.ndarray] | None = None,
     ):
+        """`rows`: those that each client trains on; `validation`: those that it holds out, if it does."""
         self.dataset, self.task, self.augment, self.local = dataset, task, augment, local
         self.dtype = DTYPES[local.precision]
         self.data = BatchLoader(dataset.x_train, dataset.y_train, device, self.dtype, max_bytes)
-        self.rows = [torch.from_numpy(np.ascontiguousarray(r, dtype=np.int64)) for r in rows]
+        self.rows, self.validation = _to_tensors(rows), _to_tensors(validation or [])
         self._counts = list(map(len, rows))
+        self.validated_clients = [client for client, own in enumerate(self.validation) if len(own)]
+        """Those that hold rows out."""
 
     def count(self, client: int) -> int:
         return self._counts[client]
@@ -77,7 +81,15 @@ class ClientData:
             )
         return augmented
 
+    def validation_batches(self, client: int, size: int) -> Iterator[Batch]:
+        """The rows that the client holds out, as they are."""
+        return self.data.load(self.validation[client].split(size))
+
     def plain_batches(self, client: int) -> Iterator[Batch]:
         """The client's data once, in order, without augmentation."""
         for x, y in self.data.load(self.rows[client].split(self.batch_size(client))):
             yield self.task.batch(normalise(x, self.dataset, self.dtype), y)
+
+
+def _to_tensors(rows: list[np.ndarray]) -> list[Tensor]:
+    return [torch.from_numpy(np.ascontiguousarray(own, dtype=np.int64)) for own in rows]

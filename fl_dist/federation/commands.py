@@ -1,6 +1,5 @@
 """The one message by which rank 0 tells every rank what to do next."""
 
-import struct
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -8,6 +7,7 @@ import torch
 
 from fl_dist.diagnostics.base import ALL_ROWS
 from fl_dist.distributed.collectives import Collectives
+from fl_dist.federation.exact_sums import bits_to_float, float_to_bits
 
 
 class Action(IntEnum):
@@ -21,11 +21,12 @@ class Action(IntEnum):
     CLIENT_METRICS = 5
     CLASS_ACCURACY = 6
     LOCAL_MEAN = 7
-    LOCAL_DISTANCES = 8
-    LOCAL_CHORDS = 9
-    LOCAL_SHARPNESS = 10
-    CLIENT_VARIABLES = 11
-    END_DIAGNOSTICS = 12
+    LOCAL_VECTOR = 8
+    LOCAL_DISTANCES = 9
+    LOCAL_CHORDS = 10
+    LOCAL_SHARPNESS = 11
+    CLIENT_VARIABLES = 12
+    END_DIAGNOSTICS = 13
 
 
 class SaveScope(IntEnum):
@@ -101,11 +102,3 @@ class CommandChannel:
     def receive(self) -> Command:
         self._collectives.broadcast(self._words)
         return Command.decode(self._words.tolist())
-
-
-def float_to_bits(number: float) -> int:
-    return int(struct.unpack("q", struct.pack("d", number))[0])
-
-
-def bits_to_float(bits: int) -> float:
-    return float(struct.unpack("d", struct.pack("q", bits))[0])

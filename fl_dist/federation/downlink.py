@@ -1,7 +1,7 @@
 """The downlink: command, assignment and model for every rank, as one buffer for one broadcast per round."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ class Downlink:
     """A header of integers and aligned vectors in one run of bytes."""
 
     def __init__(self, published: StateTemplate, buffers: Tensor, max_cohort: int, device: torch.device) -> None:
-        fields = {"header": ((LENGTH + max_cohort,), torch.int64), **published}
+        fields = {"header": ((LENGTH + 1 + 2 * max_cohort,), torch.int64), **published}
         fields["buffers"] = (tuple(buffers.shape), buffers.dtype)
         lengths = [math.prod(shape) * dtype.itemsize for shape, dtype in fields.values()]
         aligned = [-(-length // ALIGNMENT) * ALIGNMENT for length in lengths]
@@ -27,16 +27,16 @@ class Downlink:
         self.vars = Vars(**views)
         """What the algorithm's clients see as `s`."""
 
-    def write(
-        self, command: Command, published: Vars, buffers: Tensor, cohort: Sequence[int], assignment: Mapping[int, int]
-    ) -> None:
+    def write(self, command: Command, published: Vars, buffers: Tensor, assignment: Mapping[int, int]) -> None:
+        """`assignment`: which rank trains which client of the cohort, in the order of their reports."""
         for name, view in vars(self.vars).items():
             view.copy_(getattr(published, name))
         self.buffers.copy_(buffers)
-        header = [*command.encode(), *(assignment[client] for client in cohort)]
+        header = [*command.encode(), len(assignment), *assignment.keys(), *assignment.values()]
         self._header[: len(header)].copy_(torch.tensor(header))
 
-    def read(self, cohort: Sequence[int]) -> tuple[Command, dict[int, int]]:
-        """The command, and which rank trains which client of the cohort."""
+    def read(self) -> tuple[Command, dict[int, int]]:
+        """The command, and which rank trains which client."""
         header = self._header.tolist()
-        return Command.decode(header[:LENGTH]), dict(zip(cohort, header[LENGTH:], strict=False))
+        clients, count = header[LENGTH + 1 :], header[LENGTH]
+        return Command.decode(header[:LENGTH]), dict(zip(clients[:count], clients[count : 2 * count], strict=True))

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,18 @@ from fl_dist.distributed import fault_injection
 from fl_dist.distributed.devices import synchronizer
 from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation.batch_loader import BatchLoader
-from fl_dist.federation.exact_sums import ExactSums, mean_of_words
+from fl_dist.federation.exact_sums import ExactSums, bits_table, mean_of_words
 from fl_dist.federation.experiment import Experiment
 from fl_dist.tasks import Task
+
+
+class Measured(NamedTuple):
+    """What an evaluation finds; nothing on ranks other than 0."""
+
+    metrics: dict[str, float]
+    """Of the test set."""
+    clients: list[float]
+    """The task's primary metric on each client's own validation rows, of the clients that have some."""
 
 
 class Evaluator:
@@ -28,26 +37,30 @@ class Evaluator:
         self._names: list[str] = []
         """What the task measures, as all ranks agreed."""
 
-    def evaluate_alone(self, x: Tensor, buffers: Tensor, done: int) -> dict[str, float]:
+    def evaluate_alone(self, x: Tensor, buffers: Tensor, done: int) -> Measured:
         """Of the model after `done` rounds."""
         with self._activity(done):  # includes reading from the device, which may hang
-            return self.experiment.task.metrics(self._measure(x, buffers, 0, 1).means())
+            metrics = self.experiment.task.metrics(self._measure(x, buffers, 0, 1).means())
+            return Measured(metrics, self._client_metrics(0, 1).view(torch.float64).tolist())
 
-    def together(self, x: Tensor, buffers: Tensor, done: int) -> dict[str, float]:
-        """The same by all ranks, each for its share of the same batches; rank 0 has the numbers."""
+    def together(self, x: Tensor, buffers: Tensor, done: int) -> Measured:
+        """The same by all ranks, each for its share of the same batches and clients; rank 0 has the numbers."""
         with self._activity(done):
             sums = self._measure(x, buffers, self.group.rank, self.group.size)
+            clients = self._client_metrics(self.group.rank, self.group.size).to(self.group.device)
             synchronizer(self.group.device)()  # before all ranks wait for each other
         names = self._agree_on_names(sums.names)
         words = sums.table(names)
         self.group.collectives.reduce(words)
+        if len(clients):
+            self.group.collectives.reduce(clients)
         if self.group.rank:
-            return {}
+            return Measured({}, [])
         *known, (others, *_) = words.cpu()
         if others:
             return self.evaluate_alone(x, buffers, done)
         means = {name: mean_of_words(row) for name, row in zip(names, known, strict=True)}
-        return self.experiment.task.metrics(means)
+        return Measured(self.experiment.task.metrics(means), clients.cpu().view(torch.float64).tolist())
 
     def _activity(self, done: int) -> AbstractContextManager[None]:
         return self.group.failure_detector.activity(f"the evaluation of round {done}")
@@ -62,6 +75,19 @@ class Evaluator:
         return _measure_batches(
             model.module, experiment.task, experiment.dataset, experiment.test, batches, self._progress
         )
+
+    def _client_metrics(self, first: int, step: int) -> Tensor:
+        """A table of bits with the metric of every `step`-th client from `first` on, by the model just measured."""
+        experiment, data, task = self.experiment, self.experiment.client_data, self.experiment.task
+        numbers = []
+        for place in range(first, len(data.validated_clients), step):
+            client = data.validated_clients[place]
+            batches = data.validation_batches(client, experiment.config.evaluate.batch_size)
+            sums = _measure_batches(
+                experiment.eval_model.module, task, data.dataset, data.data, batches, self._progress
+            )
+            numbers.append((place, task.metrics(sums.means())[task.primary_metric.name]))
+        return bits_table(len(data.validated_clients), numbers)
 
     def _progress(self) -> None:
         self.group.failure_detector.progress()

@@ -1,5 +1,8 @@
 """Exact sums of measured values: integers, so that neither order nor the number of ranks matters."""
 
+import struct
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -68,3 +71,19 @@ def _to_words(values: Tensor) -> Tensor:
 def mean_of_words(words: Tensor) -> float:
     whole, fraction, beyond, count = words.tolist()
     return float("inf") if beyond else (whole + fraction / SCALE) / max(1, count)
+
+
+def bits_table(length: int, numbers: Iterable[tuple[int, float]]) -> Tensor:
+    """The numbers at their places, as bits: one writer each, so that adding gathers."""
+    table = torch.zeros(length, dtype=torch.int64)
+    for place, number in numbers:
+        table[place] = float_to_bits(number)
+    return table
+
+
+def float_to_bits(number: float) -> int:
+    return int(struct.unpack("q", struct.pack("d", number))[0])
+
+
+def bits_to_float(bits: int) -> float:
+    return float(struct.unpack("d", struct.pack("q", bits))[0])

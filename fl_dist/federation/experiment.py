@@ -14,7 +14,7 @@ from fl_dist.common.randomness import seed_global, torch_seed
 from fl_dist.config import Config, read_schedule
 from fl_dist.data import Dataset, datasets
 from fl_dist.data.augmentation import augmentations
-from fl_dist.data.partition import partition_rows
+from fl_dist.data.partition import hold_out, partition_rows
 from fl_dist.federation import sampling
 from fl_dist.federation.batch_loader import BatchLoader
 from fl_dist.federation.checks import check_data, check_model
@@ -41,8 +41,11 @@ class Experiment:
         self.task, self.dataset = build_task(config), build_data(config)
         check_data(config, self.task, self.dataset, self.algorithm)
         augment = augmentations.build(config.augment["name"], _settings(config.augment))
-        rows, max_bytes = build_clients(config, self.dataset), 1e9 * config.topology.data_memory
-        self.client_data = ClientData(self.dataset, self.task, rows, augment, config.local, device, max_bytes)
+        rows, validation = build_clients(config, self.dataset)
+        max_bytes = 1e9 * config.topology.data_memory
+        self.client_data = ClientData(
+            self.dataset, self.task, rows, augment, config.local, device, max_bytes, validation
+        )
         self.model_interface = ModelInterface(
             self.dataset.shape, self.task.outputs(self.dataset), self.dataset.vocabulary_size
         )
@@ -162,10 +165,11 @@ def build_data(config: Config) -> Dataset:
     return datasets.build(config.data["name"], _settings(config.data))
 
 
-def build_clients(config: Config, data: Dataset) -> list[np.ndarray]:
-    """The training rows of each client."""
+def build_clients(config: Config, data: Dataset) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The training rows and the validation rows of each client."""
     name, settings = config.partition["name"], _settings(config.partition)
-    return partition_rows(name, settings, data.y_train.numpy(), config.clients.total, config.seed, data.client)
+    rows = partition_rows(name, settings, data.y_train.numpy(), config.clients.total, config.seed, data.client)
+    return hold_out(rows, config.clients.validation, len(data.y_train), config.seed)
 
 
 def _settings(section: dict[str, Any]) -> dict[str, Any]:

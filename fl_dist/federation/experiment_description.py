@@ -40,12 +40,14 @@ def describe(experiment: Experiment) -> list[str]:
     config, data, rows = experiment.config, experiment.dataset, experiment.client_data.rows
     labels = class_labels(data.y_train.numpy())
     classes = "" if labels is None else f" and {_range([len(np.unique(labels[r.numpy()])) for r in rows])} classes"
+    rows_held_out = sum(len(own) for own in experiment.client_data.validation)
+    held_out = f", and {rows_held_out:,} validation rows in all" if rows_held_out else ""
     return [
         f"task {config.task['name']}",
         f"data {config.data['name']}: {len(data.x_train):,} training and {len(data.x_test):,} test rows of "
         f"{'x'.join(map(str, data.shape))}" + (f", {data.classes} classes" if data.classes else ""),
         f"{pluralize(len(rows), 'client')} by {config.partition['name']}: {_range([len(r) for r in rows])} rows"
-        f"{classes} each",
+        f"{classes} each{held_out}",
         f"model {config.model['name']}: {describe_size(experiment)}",
         *describe_weights(experiment),
         f"algorithm {config.algorithm.get('name', 'of parts')}: {experiment.algorithm.describe()}",

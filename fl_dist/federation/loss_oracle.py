@@ -56,6 +56,12 @@ class LossOracle:
         self._ask(Command(Action.LOCAL_MEAN, vector=VECTOR_NAMES.index(name)))
         return self._mean(name)
 
+    def vector(self, name: str, client: int) -> Tensor:
+        if client not in self.trained:
+            raise MeasurementError(f"client {client} did not train in this round; it trained {list(self.trained)}")
+        self._ask(Command(Action.LOCAL_VECTOR, client=client, vector=VECTOR_NAMES.index(name)))
+        return self._mean(name)
+
     def distances(self, name: str, point: Tensor) -> list[float]:
         return self._of_trained(Command(Action.LOCAL_DISTANCES, vector=VECTOR_NAMES.index(name)), point)
 

@@ -20,7 +20,8 @@ from fl_dist.distributed import fault_injection
 from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation.batch_loader import BatchLoader
 from fl_dist.federation.client_state import ClientStateStore
-from fl_dist.federation.commands import Action, Command, CommandChannel, float_to_bits
+from fl_dist.federation.commands import Action, Command, CommandChannel
+from fl_dist.federation.exact_sums import bits_table
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.fixed_point import FixedPoint, FixedPointSum, ScratchBuffers
 from fl_dist.federation.loss_derivatives import count_correct, derivatives, measure, sharpness
@@ -34,6 +35,7 @@ VECTOR_NAMES = ("end", *(f"{kind}{k}" for k in range(len(RECORDED_STEP_FRACTIONS
 VECTORS_SENT = {
     Action.HESSIAN_VECTOR_PRODUCT: 2,
     Action.LOCAL_MEAN: 0,
+    Action.LOCAL_VECTOR: 0,
     Action.LOCAL_SHARPNESS: 0,
     Action.CLIENT_VARIABLES: 0,
 }
@@ -56,7 +58,8 @@ class OracleWorker:
             Action.HESSIAN_VECTOR_PRODUCT: lambda command: self._sum(self._derivatives(command, self.points[1])),
             Action.CLIENT_METRICS: self._client_metrics,
             Action.CLASS_ACCURACY: self._class_accuracy,
-            Action.LOCAL_MEAN: self._local_mean,
+            Action.LOCAL_MEAN: lambda command: self._sum_local(command, self._recorded),
+            Action.LOCAL_VECTOR: lambda command: self._sum_local(command, {command.client} & self._recorded.keys()),
             Action.LOCAL_DISTANCES: self._local_distances,
             Action.LOCAL_CHORDS: self._local_distances,
             Action.LOCAL_SHARPNESS: self._local_sharpness,
@@ -143,17 +146,19 @@ class OracleWorker:
         return count_correct(self.model, experiment.task, self._own_batches(command.rows), experiment.dataset.classes)
 
     def _client_metrics(self, command: Command) -> Tensor:
-        count = len(self.experiment.client_data.rows)
-        own = range(self.group.rank, count, self.group.size)
-        return _table(count, ((client, self._client_metric(client)) for client in own))
+        """Of each client on the rows that it holds out; of all clients on their training rows, if none holds any."""
+        data = self.experiment.client_data
+        rows = [data.validation[client] for client in data.validated_clients] or data.rows
+        own = range(self.group.rank, len(rows), self.group.size)
+        return bits_table(len(rows), ((place, self._client_metric(rows[place])) for place in own))
 
-    def _client_metric(self, client: int) -> float:
+    def _client_metric(self, rows: Tensor) -> float:
         task = self.experiment.task
-        means = measure(self.model, task, self.batches(self.experiment.client_data.rows[client])).means()
+        means = measure(self.model, task, self.batches(rows)).means()
         return task.metrics(means)[task.primary_metric.name]
 
-    def _local_mean(self, command: Command) -> Tensor:
-        vectors = (recorded[VECTOR_NAMES[command.vector]] for recorded in self._recorded.values())
+    def _sum_local(self, command: Command, clients: Iterable[int]) -> Tensor:
+        vectors = (self._recorded[client][VECTOR_NAMES[command.vector]] for client in clients)
         return self._sum((vector.to(self.points.device), 1) for vector in vectors)
 
     def _local_distances(self, command: Command) -> Tensor:
@@ -178,7 +183,7 @@ class OracleWorker:
     def _per_client(self, value: Callable[[int], float]) -> Tensor:
         """A number of each client that this rank trained, at the client's place in the cohort."""
         own = ((place, client) for place, client in enumerate(self.cohort) if client in self._recorded)
-        return _table(len(self.cohort), ((place, value(client)) for place, client in own))
+        return bits_table(len(self.cohort), ((place, value(client)) for place, client in own))
 
     def _sum(self, vectors: Iterable[tuple[Tensor, int]]) -> Tensor:
         """The sum of vectors times their counts; then the counts, and how many could not be added."""
@@ -190,11 +195,3 @@ class OracleWorker:
             if fits:
                 self.total.add(vector, count * COUNT_UNIT)
         return self.words
-
-
-def _table(length: int, numbers: Iterable[tuple[int, float]]) -> Tensor:
-    """The numbers at their places, as bits: one writer each, so that adding gathers."""
-    table = torch.zeros(length, dtype=torch.int64)
-    for place, number in numbers:
-        table[place] = float_to_bits(number)
-    return table

@@ -62,17 +62,17 @@ class PostHocDiagnostics:
         down, up = build_messages(experiment, group.size)
         if group.rank == 0:
             published, assignment = server.publish(index, len(cohort)), server.assign(cohort, {})
-            down.write(Command(Action.TRAIN), published, server.buffers, cohort, assignment)
+            down.write(Command(Action.TRAIN), published, server.buffers, assignment)
         group.collectives.broadcast(down.buffer)
-        _, assignment = down.read(cohort)
+        _, assignment = down.read()
         worker.recorder = recorder = TrajectoryRecorder(requirements_of(due))
-        worker.run(index, cohort, assignment, down, up)
+        worker.run(index, assignment, down, up)
         up.seal()
         group.collectives.reduce(up.buffer)
         trained: list[int] = []
         if group.rank == 0:
             before, (reports, _) = server.vars.x.clone(), up.read_reports()
-            trained = list(server.step(index, cohort, assignment, reports, up).trained)
+            trained = list(server.step(index, assignment, reports, up).trained)
             self._history.add(step=server.vars.x - before, update=server.update)
         return self._measure(due, self.done + 1, worker.states, cohort, trained, recorder.records, down.vars.x)
 

@@ -1,14 +1,26 @@
 """The record of a round: what its clients, ranks and server report, added up."""
 
 import statistics
-import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cached_property
 
 from fl_dist.common.vector_math import standard_deviation
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.server import ServerStep
 from fl_dist.federation.uplink import ClientReport, RankReport
 from fl_dist.metrics.record import NOT_EVALUATED, RoundRecord, Seconds, Spread, WorkerRecord
+
+
+class PendingRecord:
+    """The record of the last round, until callbacks see it: built when first needed, mostly while others train."""
+
+    def __init__(self, round_number: int, build: Callable[[], RoundRecord]) -> None:
+        self.round, self._build = round_number, build
+
+    @cached_property
+    def record(self) -> RoundRecord:
+        return self._build()
 
 
 @dataclass
@@ -41,11 +53,12 @@ def recording_delay(loads: dict[int, WorkerLoad]) -> float:
 def build_record(
     experiment: Experiment,
     index: int,
-    cohort: list[int],
+    cohort: Collection[int],
     step: ServerStep,
     loads: dict[int, WorkerLoad],
     ranks: list[RankReport],
     seconds: Seconds,
+    ended_at: float,
 ) -> RoundRecord:
     """The record of a round that has not been evaluated yet."""
     trained, reports = step.trained, step.trained.values()
@@ -56,7 +69,7 @@ def build_record(
     vector, buffers = experiment.model.count * bytes_per_number, experiment.model.buffers.size * bytes_per_number
     return RoundRecord(
         round=index + 1,
-        time=round(time.time(), 3),
+        time=round(ended_at, 3),
         test=NOT_EVALUATED,
         train_loss=sum(w * loss for w, loss in zip(weights, losses, strict=True)) / sum(weights),
         clients=len(trained),

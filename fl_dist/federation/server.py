@@ -60,18 +60,18 @@ class Server:
         return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in named.items()}
 
     def assign(self, cohort: list[int], homes: dict[int, int]) -> dict[int, int]:
+        """Which worker trains which client, in the cohort's order."""
         costs = {client: self.experiment.costs[client] for client in cohort}
-        return assign_clients(costs, self._workers, self.speeds.relative(), homes)
+        placed = assign_clients(costs, self._workers, self.speeds.relative(), homes)
+        return {client: placed[client] for client in cohort}
 
     def publish(self, index: int, participants: int) -> Vars:
         return self.experiment.algorithm.publish(self.vars, self.experiment.round(index, participants))
 
-    def step(
-        self, index: int, cohort: list[int], assignment: dict[int, int], reports: list[ClientReport], up: Uplink
-    ) -> ServerStep:
-        """One step with what the cohort's clients sent and reported."""
-        trained = {client: report for client, report in zip(cohort, reports, strict=False) if report.is_trained}
-        self._check_survivors(index, len(trained), len(cohort))
+    def step(self, index: int, assignment: dict[int, int], reports: list[ClientReport], up: Uplink) -> ServerStep:
+        """One step with what the assigned clients sent and reported."""
+        trained = {client: report for client, report in zip(assignment, reports, strict=False) if report.is_trained}
+        self._check_survivors(index, len(trained), len(assignment))
         config = self.experiment.config.server
         weights = [self.experiment.weight(client, config.weighting) for client in trained]
         means = self._means(weights, up)

@@ -7,9 +7,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fl_dist.callbacks.base import Callback, RunContext
+from fl_dist.common.vector_math import summarize_clients
 from fl_dist.diagnostics import ScheduledDiagnostic
 from fl_dist.federation.commands import Action, Command, EvaluatedModel, SaveScope
-from fl_dist.federation.evaluation import EvaluationPlacement, Evaluator
+from fl_dist.federation.evaluation import EvaluationPlacement, Evaluator, Measured
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.loss_oracle import LossOracle
 from fl_dist.federation.round_diagnostics import (
@@ -19,8 +20,9 @@ from fl_dist.federation.round_diagnostics import (
     requirements_of,
     run_diagnostics,
 )
+from fl_dist.federation.round_records import PendingRecord
 from fl_dist.federation.server import Server
-from fl_dist.metrics.record import RoundRecord
+from fl_dist.metrics.record import VALIDATION, RoundRecord
 from fl_dist.metrics.summary import Summary
 from fl_dist.storage.checkpoint import CheckpointFailedError
 from fl_dist.storage.checkpoint_manager import CheckpointManager
@@ -33,8 +35,8 @@ class NextRound(NamedTuple):
 
     round_index: int
     is_interrupted: bool
-    pending: RoundRecord | None
-    """The record of the last round, which may still have to be evaluated."""
+    pending: PendingRecord | None
+    """Of the last round, which may still have to be evaluated."""
     publishes_server_model: bool
     """Whether clients start from the server's model itself."""
 
@@ -96,32 +98,37 @@ class Evaluation(ServerCallback):
 
     def __init__(self, experiment: Experiment, server: Server, evaluator: Evaluator, ranks: int) -> None:
         self._config, self._server, self._evaluator = experiment.config, server, evaluator
+        self._best_is = experiment.task.primary_metric.best
         self._placement = EvaluationPlacement(self._config.evaluate.where, ranks)
 
     def on_command(self, command: Command, upcoming: NextRound) -> Command:
-        record = upcoming.pending
-        if record is None or not self._is_due(record, command.is_finished):
+        pending = upcoming.pending
+        if pending is None or not self._is_due(pending.round, command.is_finished):
             return command
+        record = pending.record
         idle = record.seconds.local - (record.workers["0"].busy or 0.0)
         if not self._placement.together(idle, record.seconds.broadcast):
             return command
         own = upcoming.publishes_server_model
         return command._replace(evaluate=EvaluatedModel.PUBLISHED if own else EvaluatedModel.SERVER)
 
-    def _is_due(self, record: RoundRecord, is_last: bool) -> bool:
-        return is_last or record.round % self._config.evaluate.every == 0 or record.round == self._config.rounds
+    def _is_due(self, round_number: int, is_last: bool) -> bool:
+        return is_last or round_number % self._config.evaluate.every == 0 or round_number == self._config.rounds
 
-    def add(self, record: RoundRecord, metrics: dict[str, float], seconds: float, ranks: int) -> RoundRecord:
+    def add(self, record: RoundRecord, measured: Measured, seconds: float, ranks: int) -> RoundRecord:
         """What so many ranks measured in so many seconds."""
         self._placement.observe(ranks > 1, seconds)
-        return record.with_test({name: float(value) for name, value in metrics.items()}, seconds, ranks)
+        metrics = {name: float(value) for name, value in measured.metrics.items()}
+        spread = summarize_clients(measured.clients, self._best_is) if measured.clients else {}
+        validation = {f"{VALIDATION}{name}": value for name, value in spread.items() if name != "worst"}
+        return record.with_test(metrics, validation, seconds, ranks)
 
     def complete(self, record: RoundRecord, is_last: bool) -> RoundRecord:
-        if record.is_evaluated or not self._is_due(record, is_last):
+        if record.is_evaluated or not self._is_due(record.round, is_last):
             return record
         began = time.perf_counter()
-        metrics = self._evaluator.evaluate_alone(self._server.vars.x, self._server.buffers, record.round)
-        return self.add(record, metrics, time.perf_counter() - began, ranks=1)
+        measured = self._evaluator.evaluate_alone(self._server.vars.x, self._server.buffers, record.round)
+        return self.add(record, measured, time.perf_counter() - began, ranks=1)
 
 
 class Diagnostics(ServerCallback):

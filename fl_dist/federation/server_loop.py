@@ -3,6 +3,8 @@
 import contextlib
 import json
 import logging
+import time
+from functools import partial
 from typing import Any
 
 from safetensors.torch import save
@@ -19,11 +21,11 @@ from fl_dist.distributed.devices import device_name
 from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation.commands import Action, Command
 from fl_dist.federation.downlink import Downlink
-from fl_dist.federation.evaluation import Evaluator
+from fl_dist.federation.evaluation import Evaluator, Measured
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.loss_oracle import LossOracle
 from fl_dist.federation.oracle_worker import OracleWorker
-from fl_dist.federation.round_records import build_record, recording_delay, worker_loads
+from fl_dist.federation.round_records import PendingRecord, build_record, recording_delay, worker_loads
 from fl_dist.federation.round_timer import RoundTimer
 from fl_dist.federation.server import Server
 from fl_dist.federation.server_callbacks import Checkpoints, Diagnostics, Evaluation, NextRound
@@ -60,8 +62,8 @@ class ServerLoop:
         """Why a callback ended the run."""
         self.is_finished = False
         """The run is complete, as all ranks were told with the last command."""
-        self._pending: RoundRecord | None = None
-        """The record of the last round, until it was evaluated and the callbacks have seen it."""
+        self._pending: PendingRecord | None = None
+        """Of the last round, until it was evaluated and the callbacks have seen it."""
         self._trained: list[int] = []
         self._recording_delay = 0.0
         done = 0 if start is None else start.manifest.round
@@ -99,12 +101,18 @@ class ServerLoop:
         self.server.restore(tensors)
         self.server.speeds.restore(extra["speeds"])
         # Whether the round counts as evaluated is decided again: the run may have more rounds now.
-        self._pending = RoundRecord.from_json(extra["row"]).without_test()
+        record = RoundRecord.from_json(extra["row"]).without_test()
+        self._pending = PendingRecord(record.round, lambda: record)
         self._listed.load_state_dict(extra.get("callbacks", {}))
         return self._metrics.resume(start.manifest.round - 1, [RoundRecord.from_json(row) for row in extra["rows"]])
 
-    def write_command(self, index: int, cohort: list[int], homes: dict[int, int], down: Downlink) -> None:
+    def sample_cohort(self, index: int) -> list[int]:
+        """The clients of a round; nobody after the last one."""
+        return self.experiment.cohort(index) if index < self.experiment.config.rounds else []
+
+    def write_command(self, index: int, homes: dict[int, int], down: Downlink) -> None:
         """Fill the downlink: the model for round `index`, who trains whom, and what to do before that or instead."""
+        cohort = self.sample_cohort(index)
         is_complete = bool(self.stop_reason) or index == self.experiment.config.rounds
         published = self.server.publish(index, len(cohort))
         own = published.x is self.server.vars.x
@@ -114,7 +122,7 @@ class ServerLoop:
             command, self.is_finished = Command(Action.STOP, is_finished=is_complete), is_complete
         for callback in self._server_callbacks:
             command = callback.on_command(command, upcoming)
-        down.write(command, published, self.server.buffers, cohort, self.server.assign(cohort, homes))
+        down.write(command, published, self.server.buffers, self.server.assign(cohort, homes))
         fault_injection.point("broadcast")
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -124,7 +132,7 @@ class ServerLoop:
         tensors["buffers"] = transfer.snapshot(self.server.buffers)
         assert self._pending is not None
         extra = {
-            "row": self._pending.to_json(),  # of the last round, which callbacks have not seen
+            "row": self._pending.record.to_json(),  # of the last round, which callbacks have not seen
             "rows": [record.to_json() for record in self._metrics.unwritten],  # which they have, but not the file
             "speeds": self.server.speeds.dump(),
             "device": device_name(self.experiment.device),
@@ -132,34 +140,38 @@ class ServerLoop:
         }
         return tensors | self._diagnostics.tensors(), extra
 
-    def step(self, index: int, cohort: list[int], assignment: dict[int, int], up: Uplink) -> None:
+    def step(self, index: int, assignment: dict[int, int], up: Uplink) -> None:
         """The server step, and the record of the round."""
         with self.group.failure_detector.activity(f"the server step of round {index + 1}"):
             fault_injection.point("server")
             self._diagnostics.before_step()
             with self.timer("server"):
                 clients, ranks = up.read_reports()
-                step = self.server.step(index, cohort, assignment, clients, up)
+                step = self.server.step(index, assignment, clients, up)
         self._diagnostics.after_step()
         self._trained = list(step.trained)
         self.is_interrupted = self.is_interrupted or any(rank.stop_requested for rank in ranks)
         loads = worker_loads(list(self.group.workers), assignment, step.trained)
         self._recording_delay = recording_delay(loads)
         seconds = self.timer.read(max(load.busy for load in loads.values()), self._recording_delay)
-        self._pending = build_record(self.experiment, index, cohort, step, loads, ranks, seconds)
+        build = partial(
+            build_record, self.experiment, index, assignment.keys(), step, loads, ranks, seconds, time.time()
+        )
+        self._pending = PendingRecord(index + 1, build)
         self.timer.restart()
 
     def diagnose(self, due: list[ScheduledDiagnostic], worker: OracleWorker, start: Tensor) -> None:
         assert self._pending is not None
         oracle = LossOracle(worker, self._trained)
-        self._pending = self._diagnostics.measure(due, self._pending, oracle, start, self._recording_delay)
+        measured = self._diagnostics.measure(due, self._pending.record, oracle, start, self._recording_delay)
+        self._pending.record = measured
         oracle.end()
         self.timer.restart()
 
-    def add_evaluation(self, metrics: dict[str, float], seconds: float) -> None:
+    def add_evaluation(self, measured: Measured, seconds: float) -> None:
         """What all ranks measured of the last round's model."""
         assert self._pending is not None
-        self._pending = self._evaluation.add(self._pending, metrics, seconds, self.group.size)
+        self._pending.record = self._evaluation.add(self._pending.record, measured, seconds, self.group.size)
 
     def report_pending(self) -> None:
         """While others train: complete the record of the last round, and show it to all callbacks."""
@@ -169,9 +181,10 @@ class ServerLoop:
 
     def _complete_pending(self) -> RoundRecord | None:
         """Evaluate the last round's model if that is still to be done; the built-in callbacks see the record."""
-        record, self._pending = self._pending, None
-        if record is None:
+        pending, self._pending = self._pending, None
+        if pending is None:
             return None
+        record = pending.record
         for callback in self._server_callbacks:
             record = callback.complete(record, self.is_finished)
         self.records.append(record)

@@ -86,12 +86,11 @@ class TrainingLoop:
 
     def run_round(self, index: int) -> bool:
         """One round; False if, instead, the server said that the run ends here."""
-        cohort = self.experiment.cohort(index) if index < self.experiment.config.rounds else []
         with self.timer("broadcast"):
             if self.server_loop is not None:
-                self.server_loop.write_command(index, cohort, self.worker.states.homes, self.down)
+                self.server_loop.write_command(index, self.worker.states.homes, self.down)
             self.group.collectives.broadcast(self.down.buffer)
-        command, assignment = self.down.read(cohort)
+        command, assignment = self.down.read()
         if command.action is Action.TRAIN:
             self.group.failure_detector.begin_round(index, assignment)
         with self.timer("checkpoint"):
@@ -104,16 +103,17 @@ class TrainingLoop:
             return False
         if self.server_loop is not None:
             self.server_loop.report_pending()
-        self._sample_ahead(index + 1)
-        self._train(index, cohort, assignment)
+            if self.group.has_dedicated_server:
+                self.server_loop.sample_cohort(index + 1)  # while others train
+        self._train(index, assignment)
         return True
 
-    def _train(self, index: int, cohort: list[int], assignment: dict[int, int]) -> None:
+    def _train(self, index: int, assignment: dict[int, int]) -> None:
         """Local training, the reduce, the server step and, if some are due, diagnostics."""
         due = [scheduled for scheduled in self.experiment.diagnostics if scheduled.is_due(index)]
         self.worker.recorder = TrajectoryRecorder(requirements_of(due)) if due else None
         with self.timer("local"):
-            self.worker.run(index, cohort, assignment, self.down, self.up)
+            self.worker.run(index, assignment, self.down, self.up)
         memory = resident_bytes(), peak_device_bytes(self.group.device)
         self.up.report_rank(self.group.rank, RankReport(int(self.stop.is_requested), *memory))
         self.up.seal()
@@ -121,14 +121,9 @@ class TrainingLoop:
             fault_injection.point("reduce")
             self.group.collectives.reduce(self.up.buffer)
         if self.server_loop is not None:
-            self.server_loop.step(index, cohort, assignment, self.up)
+            self.server_loop.step(index, assignment, self.up)
         if due:
-            self._diagnose(due, cohort)
-
-    def _sample_ahead(self, index: int) -> None:
-        """A dedicated server draws the next cohort while others train; they draw it while they wait for the server."""
-        if self.group.has_dedicated_server and self.server_loop is not None and index < self.experiment.config.rounds:
-            self.experiment.cohort(index)
+            self._diagnose(due, list(assignment))
 
     def _evaluate(self, index: int, which: EvaluatedModel) -> None:
         """All ranks evaluate the model after `index` rounds."""
@@ -138,9 +133,9 @@ class TrainingLoop:
                 # Local training begins by overwriting its vector, which so has room for another model.
                 x = self.experiment.model.vector if self.server_loop is None else self.server_loop.server.vars.x
                 self.group.collectives.broadcast(x)
-            metrics = self.evaluator.together(x, self.down.buffers, index)
+            measured = self.evaluator.together(x, self.down.buffers, index)
         if self.server_loop is not None:
-            self.server_loop.add_evaluation(metrics, self.timer.phases["evaluate"])
+            self.server_loop.add_evaluation(measured, self.timer.phases["evaluate"])
 
     def _diagnose(self, due: list[ScheduledDiagnostic], cohort: list[int]) -> None:
         """All ranks measure before the next round begins or a checkpoint is made, which then holds the numbers."""

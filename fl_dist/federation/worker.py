@@ -75,16 +75,16 @@ class Worker:
         self.group.failure_detector.progress()
         fault_injection.point("step")
 
-    def run(self, index: int, cohort: list[int], assignment: dict[int, int], down: Downlink, up: Uplink) -> None:
+    def run(self, index: int, assignment: dict[int, int], down: Downlink, up: Uplink) -> None:
         """Train this rank's clients of the round and add them up."""
         up.reset()
         self.states.move(assignment)
-        for row, client in enumerate(cohort):
-            if assignment[client] == self.group.rank:
+        for row, (client, rank) in enumerate(assignment.items()):
+            if rank == self.group.rank:
                 where = f"round {index + 1}, client {client}"
                 with self.group.failure_detector.activity(where):
                     fault_injection.point("local")
-                    round_ = self.experiment.round(index, len(cohort), client)
+                    round_ = self.experiment.round(index, len(assignment), client)
                     up.report_client(row, self._run_client(client, where, round_, down, up))
 
     def _run_client(self, client: int, where: str, round_: Round, down: Downlink, up: Uplink) -> ClientReport:

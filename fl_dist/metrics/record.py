@@ -15,6 +15,8 @@ from fl_dist.plots.surfaces import can_draw
 
 TEST = "test_"
 """Prefix of the task's metrics in `metrics.jsonl`."""
+VALIDATION = "validation_"
+"""Prefix of the fields of `spread` that an evaluation fills in."""
 MAX_LIST = 100
 """Longest list of a diagnostic whose entries become scalars."""
 
@@ -74,13 +76,19 @@ MEMORY_HEADING = "Memory of the rank that uses most"
 
 
 class Spread(RecordModel):
-    """How the clients of the round differ."""
+    """How clients differ: those of the round, and all of them on their own validation rows."""
 
     loss_std: float = field("standard deviation of the clients' mean training loss")
     loss_min: float = field("smallest mean training loss of a client")
     loss_max: float = field("largest mean training loss of a client")
     norm_mean: float = field("mean length of the clients' updates")
     norm_std: float = field("standard deviation of the lengths of the clients' updates")
+    validation_mean: float | None = field(
+        "mean over all clients of the task's metric on their own validation rows (`clients.validation`)", default=None
+    )
+    validation_std: float | None = field("standard deviation of that metric over the clients", default=None)
+    validation_best: float | None = field("that metric of the best client", default=None)
+    validation_worst_tenth: float | None = field("its mean over the worst tenth of the clients", default=None)
 
 
 class Norms(RecordModel):
@@ -141,7 +149,7 @@ class RoundRecord(RecordModel):
     lr: float | None = field("learning rate of the round", "2_train", title="learning rate", default=None)
     method: Mapping[str, float] = field("what the algorithm's parts report", "4_method", heading="Method", default={})
     spread: Spread | None = field(
-        "spread over the round's clients", "5_clients", heading="Spread over the clients of a round", default=None
+        "spread over the round's clients", "5_clients", heading="Spread over clients", default=None
     )
     norms: Norms | None = field("lengths of vectors", "6_norms", heading="Norms", default=None)
     seconds: Seconds = field("seconds per phase", "8_seconds", heading="Seconds of a round")
@@ -177,16 +185,27 @@ class RoundRecord(RecordModel):
     def is_evaluated(self) -> bool:
         return self.test.get("loss") is not None
 
-    def with_test(self, metrics: Mapping[str, float], seconds: float, ranks: int) -> "RoundRecord":
-        """With the metrics that the first `ranks` ranks measured; some of them may have joined since the round."""
+    def with_test(
+        self, metrics: Mapping[str, float], validation: Mapping[str, float], seconds: float, ranks: int
+    ) -> "RoundRecord":
+        """With the metrics that the first `ranks` ranks measured; some of them may have joined since the round.
+
+        `validation`: over the clients' own validation rows, if there are any.
+        """
         took = {"evaluate": round(seconds, 6)}
         workers = {str(rank): self.workers.get(str(rank), WorkerRecord()) for rank in range(ranks)}
         evaluated = {rank: worker.model_copy(update=took) for rank, worker in workers.items()}
         changes = {"seconds": self.seconds.model_copy(update=took), "workers": {**self.workers, **evaluated}}
-        return self.model_copy(update={"test": {**self.test, **metrics}, **changes})
+        return self._with_validation(validation).model_copy(update={"test": {**self.test, **metrics}, **changes})
 
     def without_test(self) -> "RoundRecord":
-        return self.model_copy(update={"test": NOT_EVALUATED})
+        unknown = {name: None for name in Spread.model_fields if name.startswith(VALIDATION)}
+        return self._with_validation(unknown).model_copy(update={"test": NOT_EVALUATED})
+
+    def _with_validation(self, values: Mapping[str, float | None]) -> "RoundRecord":
+        return (
+            self if self.spread is None else self.model_copy(update={"spread": self.spread.model_copy(update=values)})
+        )
 
     def with_diagnostics(self, values: Mapping[str, Any], seconds: float) -> "RoundRecord":
         timed = self.seconds.model_copy(update={"diagnostics": round(seconds, 6)})

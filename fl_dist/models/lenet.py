@@ -1,21 +1,27 @@
 """The LeNet-5 variant of the FedNSAM and FedGF experiments."""
 
+from typing import Annotated
+
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from fl_dist.models.base import models, require_images
 from fl_dist.models.blocks import BlockedModule, Blocks, to_dense
 
+Width = Annotated[int, Field(ge=1, le=10**6)]
+Pair = tuple[Width, Width]
+
 
 class LeNet5(BlockedModule):
-    def __init__(self, shape: tuple[int, ...], outputs: int, blocks: bool) -> None:
+    def __init__(self, shape: tuple[int, ...], outputs: int, channels: Pair, units: Pair, blocks: bool) -> None:
         super().__init__(blocks)
-        channels, height, width = shape
-        self.conv1 = nn.Conv2d(channels, 64, 5)
-        self.conv2 = nn.Conv2d(64, 64, 5)
-        self.fc1 = nn.Linear(64 * _pooled_size(height) * _pooled_size(width), 384)
-        self.fc2 = nn.Linear(384, 192)
-        self.fc3 = nn.Linear(192, outputs)
+        colours, height, width = shape
+        self.conv1 = nn.Conv2d(colours, channels[0], 5)
+        self.conv2 = nn.Conv2d(channels[0], channels[1], 5)
+        self.fc1 = nn.Linear(channels[1] * _pooled_size(height) * _pooled_size(width), units[0])
+        self.fc2 = nn.Linear(units[0], units[1])
+        self.fc3 = nn.Linear(units[1], outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.conv1(self.to_blocks(x))), 2, 2)
@@ -29,7 +35,21 @@ def _pooled_size(pixels: int) -> int:
 
 
 @models.register
-def lenet5(shape: tuple[int, ...], outputs: int, *, blocks: Blocks = True) -> nn.Module:
-    """Two 5x5 convolutions of 64 channels, three layers; 797,962 parameters for 3x32x32 and 10 classes."""
+def lenet5(
+    shape: tuple[int, ...],
+    outputs: int,
+    *,
+    channels: Annotated[Pair, Field(description="of the two 5x5 convolutions; the classic LeNet-5 has [6, 16]")] = (
+        64,
+        64,
+    ),
+    units: Annotated[Pair, Field(description="of the two hidden layers; the classic LeNet-5 has [120, 84]")] = (
+        384,
+        192,
+    ),
+    blocks: Blocks = True,
+) -> nn.Module:
+    """Two 5x5 convolutions and three layers. For 3x32x32 and 10 classes 797,962 parameters, with the classic widths
+    (and ReLU) 62,006."""
     require_images("lenet5", shape, 16, "cnn")
-    return LeNet5(shape, outputs, blocks)
+    return LeNet5(shape, outputs, channels, units, blocks)

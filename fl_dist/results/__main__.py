@@ -11,7 +11,7 @@ if __name__ == "__main__":
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ from fl_dist.common.terminal import parse_int_at_least
 from fl_dist.config.sweeps import ExtraColumn, TableSettings
 from fl_dist.metrics.record import COSTS, list_keys
 from fl_dist.plots.base import check_plot_file
-from fl_dist.results import curves, timeline
+from fl_dist.results import curves, figures, timeline
 from fl_dist.results.arguments import add_run_arguments, expand_arguments
 from fl_dist.results.collect import Collection, collect
 from fl_dist.results.render import FORMATS, SUFFIXES
-from fl_dist.results.table import build_table
+from fl_dist.results.table import build_table, columns_of_mean
 
 KEYS = [info.key for info in list_keys() if info.key != "dropped"]
 """Keys of numbers in `metrics.jsonl`."""
@@ -39,11 +39,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         collection = collect(expand_arguments(arguments.runs), arguments.only)
         render = FORMATS[_output_format(arguments)]
         curves_file, timeline_file = _plot_path(arguments.curves), _plot_path(arguments.timeline)
+        scatter_file, over_file = _plot_path(arguments.scatter), _plot_path(arguments.plot)
+        _check_figures(arguments, collection)
+        lines = figures.lines_over(collection, arguments.over) if over_file else []
         settings, published = _table_settings(arguments, collection), collection.published_file(arguments.published)
         table = build_table(collection, settings, arguments.cost or ["rounds"], published)
         _write(render(table), arguments.output)
         if curves_file and not curves.draw(collection, curves_file, arguments.against):
             print("no run has a score yet: no curves were drawn", file=sys.stderr)
+        if scatter_file and not figures.draw_scatter(collection, scatter_file, arguments.x, settings):
+            print(f"no run has a score and {arguments.x} yet: no scatter plot was drawn", file=sys.stderr)
+        if over_file and not figures.draw_over(lines, over_file, arguments.over, settings):
+            print("no run has a score yet: no plot was drawn", file=sys.stderr)
         if timeline_file and not timeline.draw(collection.runs, timeline_file):
             print("no run has recorded its workers: no timeline was drawn", file=sys.stderr)
     except (FlDistError, OSError) as e:
@@ -75,6 +82,14 @@ def parser() -> argparse.ArgumentParser:
         + ", ".join(KEYS),
     )
     parser.add_argument(
+        "--mean",
+        type=_parse_mean,
+        action="append",
+        default=[],
+        metavar="NAME=COLUMN,...",
+        help="also show the mean of these columns, such as 'Average=Art*,Photo' (may be repeated)",
+    )
+    parser.add_argument(
         "--spread", choices=("seeds", "rounds"), help="what ± is over (default: seeds or, of one run, its last rounds)"
     )
     parser.add_argument("--format", choices=tuple(FORMATS), help="default: by the name of the output, or text")
@@ -84,8 +99,23 @@ def parser() -> argparse.ArgumentParser:
         "--timeline", metavar="FILE", help="also draw when each worker was busy, in the last rounds of each run"
     )
     parser.add_argument("--against", choices=tuple(COSTS), default="rounds", help="what the curves are drawn over")
+    parser.add_argument("--scatter", metavar="FILE", help="also draw each row's final score against --x")
+    parser.add_argument(
+        "--x", metavar="KEY", help=f"a number of metrics.jsonl, as for --also, or a total: {', '.join(COSTS)}"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="also draw each row's final score over the values of --over")
+    parser.add_argument("--over", metavar="KEY", help="a key of the configuration, such as algorithm.rho")
     terminal.add_traceback_option(parser)
     return parser
+
+
+def _check_figures(arguments: argparse.Namespace, collection: Collection) -> None:
+    if (arguments.scatter is None) != (arguments.x is None):
+        raise ConfigError("a scatter plot needs both --scatter FILE and --x KEY")
+    if (arguments.plot is None) != (arguments.over is None):
+        raise ConfigError("a plot over a setting needs both --plot FILE and --over KEY")
+    if arguments.x and arguments.x not in COSTS:
+        _extra_column(arguments.x, collection, COSTS)
 
 
 def _plot_path(name: str | None) -> Path | None:
@@ -101,10 +131,20 @@ def _parse_finite(text: str) -> float:
     return value
 
 
+def _parse_mean(text: str) -> tuple[str, list[str]]:
+    name, _, columns = text.partition("=")
+    if not name or not all(patterns := columns.split(",")):
+        raise argparse.ArgumentTypeError(f"must be NAME=COLUMN,..., not {text!r}")
+    return name, patterns
+
+
 def _table_settings(arguments: argparse.Namespace, collection: Collection) -> TableSettings:
     table = collection.sweep.table
     changes = {"measure": arguments.measure, "final_window": arguments.final_window, "targets": arguments.target}
-    changes |= {"spread": arguments.spread}
+    changes |= {"spread": arguments.spread, "means": table.means | dict(arguments.mean)}
+    for name, patterns in arguments.mean:
+        if not columns_of_mean(collection, patterns):
+            raise ConfigError(f"no mean {name}: a column of it is missing; valid: {', '.join(collection.columns)}")
     if arguments.also:
         changes["extra_columns"] = table.extra_columns | {
             key: _extra_column(key, collection) for key in arguments.also if key
@@ -112,13 +152,13 @@ def _table_settings(arguments: argparse.Namespace, collection: Collection) -> Ta
     return table.model_copy(update={key: value for key, value in changes.items() if value is not None})
 
 
-def _extra_column(key: str, collection: Collection) -> ExtraColumn:
+def _extra_column(key: str, collection: Collection, also_valid: Iterable[str] = ()) -> ExtraColumn:
     """ConfigError if there are records, but none has the key and it is not a declared one."""
     runs = [run for run in collection.runs if run.records]
     if runs and key not in KEYS and not any(run.numbers(key) for run in runs):
         present = {name for run in runs for row in run.rows for name in _number_keys(row)}
         declared = {name for name in KEYS if "<" not in name}
-        raise ConfigError(f"no run has {key} in its metrics.jsonl; {suggest(key, present | declared)}")
+        raise ConfigError(f"no run has {key} in its metrics.jsonl; {suggest(key, present | declared | {*also_valid})}")
     return ExtraColumn(key=key)
 
 

@@ -34,6 +34,8 @@ class RunResult:
     rounds: int
     final_window: int
     """Rounds over which the run itself averages its final score."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Its configuration as key.sub: value, without its seed, its rounds and keys that change no result."""
 
     @cached_property
     def primary_metric(self) -> PrimaryMetric:
@@ -64,9 +66,9 @@ class RunResult:
         scores = [(record.round, record.test.get(self.primary_metric.name)) for record in self.records]
         return [(index, score) for index, score in scores if score is not None and math.isfinite(score)]
 
-    def numbers(self, key: str) -> list[float | None]:
+    def numbers(self, key: str, after: int = 0) -> list[float | None]:
         """The values under a dotted key, in the rounds that have it; None: it could not be measured."""
-        return [value for row in self.rows for value in self._lookup(row, key)]
+        return [value for row in self.rows if row["round"] > after for value in self._lookup(row, key)]
 
     def _lookup(self, value: Any, key: str) -> list[float | None]:
         for name in key.split("."):
@@ -133,6 +135,7 @@ def collect(words: Sequence[str], only: Sequence[str] = (), lenient: bool = Fals
             run.run,
             run.rounds,
             run.config.evaluate.final_window,
+            _table_settings(run.config.model_dump(mode="json")),
         )
         for run in sweep_runs
     ]
@@ -166,18 +169,15 @@ def _place_runs(configs: dict[Path, dict[str, Any]]) -> list[RunResult]:
     by_algorithm: dict[Any, list[dict[str, Any]]] = {}
     for config in configs.values():
         by_algorithm.setdefault(config.get("algorithm.name"), []).append(config)
-    row_keys = {name: _differing_keys(group, "algorithm.") for name, group in by_algorithm.items()}
-    column_keys = [key for key in _differing_keys([*configs.values()], "") if not key.startswith("algorithm.")]
+    row_keys = {name: differing_keys(group, "algorithm.") for name, group in by_algorithm.items()}
+    column_keys = [key for key in differing_keys([*configs.values()], "") if not key.startswith("algorithm.")]
     runs = []
     for path, config in configs.items():
         name = config.get("algorithm.name")
-        row = " ".join([str(name or "parts"), *(_format_setting(config, key) for key in row_keys[name])])
-        column = ", ".join(_format_setting(config, key) for key in column_keys)
-        runs.append(
-            RunResult(
-                str(path), row, column, path, RunFolder(path).read_rounds(), config.get("evaluate.final_window", 1)
-            )
-        )
+        row = " ".join([str(name or "parts"), *(format_setting(config, key) for key in row_keys[name])])
+        column = ", ".join(format_setting(config, key) for key in column_keys)
+        rounds, final_window = RunFolder(path).read_rounds(), config.get("evaluate.final_window", 1)
+        runs.append(RunResult(str(path), row, column, path, rounds, final_window, config))
     return runs
 
 
@@ -197,10 +197,14 @@ def _read_configs(paths: Iterable[Path], lenient: bool) -> tuple[dict[Path, dict
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """The configuration as key.sub: value, without what changes no result and what a table averages over."""
     config = read_recorded_config(path / CONFIG)
     if not isinstance(config, dict) or type(config.get("rounds")) is not int:
         raise ConfigError(f"{path / CONFIG} is not a configuration")
+    return _table_settings(config)
+
+
+def _table_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration as key.sub: value, without what changes no result and what a table averages over."""
     return {key: value for key, value in settings_of(config).items() if key not in (SEED, "rounds")}
 
 
@@ -209,12 +213,12 @@ def settings_of(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flatten_keys(config) if not f"{key}.".startswith(_LAYOUT_PREFIXES)}
 
 
-def _differing_keys(configs: Sequence[dict[str, Any]], prefix: str) -> list[str]:
+def differing_keys(configs: Sequence[dict[str, Any]], prefix: str) -> list[str]:
     keys = dict.fromkeys(key for config in configs for key in config if key.startswith(prefix))
     return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
 
 
-def _format_setting(config: dict[str, Any], key: str) -> str:
+def format_setting(config: dict[str, Any], key: str) -> str:
     section, _, last = key.rpartition(".")
     value = config.get(key, "–")
     return str(value) if last == "name" else f"{last if section else key}={value}"

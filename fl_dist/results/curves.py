@@ -5,32 +5,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fl_dist.metrics.record import COSTS
-from fl_dist.plots.base import COLOURS, DASHES, new_figure
 from fl_dist.results.collect import Collection, RunResult
+from fl_dist.results.panels import draw_panels, label_panel, line_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PANELS_PER_ROW = 3
-
 
 def draw(collection: Collection, file: Path, against: str = "rounds") -> bool:
     """All runs that have a score so far; False: no run has, and no file is written."""
-    columns = [column for column in collection.columns if any(_cells_with_scores(collection, column).values())]
-    if not columns:
-        return False
-    across = min(PANELS_PER_ROW, len(columns))
-    down = -(-len(columns) // across)
-    figure = new_figure(file, (1.2 + 4.6 * across, 3.7 * down + 0.4))
-    panels = figure.subplots(down, across, squeeze=False).ravel()
-    for panel, column in zip(panels, columns, strict=False):
-        _draw_panel(panel, _cells_with_scores(collection, column), column, against)
-    for panel in panels[len(columns) :]:
-        panel.set_axis_off()
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=9)
-    figure.savefig(file)
-    return True
+    cells = {column: _cells_with_scores(collection, column) for column in collection.columns}
+    columns = [column for column in collection.columns if any(cells[column].values())]
+    if columns:
+        draw_panels(file, columns, lambda panel, column: _draw_panel(panel, cells[column], column, against))
+    return bool(columns)
 
 
 def _cells_with_scores(collection: Collection, column: str) -> dict[str, list[RunResult]]:
@@ -39,7 +27,7 @@ def _cells_with_scores(collection: Collection, column: str) -> dict[str, list[Ru
 
 def _draw_panel(panel: "Axes", cells: dict[str, list[RunResult]], column: str, against: str) -> None:
     for k, (row, runs) in enumerate(cells.items()):
-        colour, dash = COLOURS[k % len(COLOURS)], DASHES[k // len(COLOURS) % len(DASHES)]
+        colour, dash, _ = line_style(k)
         (line,) = panel.plot([], [], color=colour, linestyle=dash, label=row, linewidth=1.6)
         if not runs:
             continue
@@ -56,11 +44,8 @@ def _draw_panel(panel: "Axes", cells: dict[str, list[RunResult]], column: str, a
     panel.relim()
     panel.autoscale_view()
     metric = next(run.primary_metric for runs in cells.values() for run in runs)
-    ylabel = f"test {metric.name}{' (%)' if metric.percent else ''}"
-    panel.set(xlabel=COSTS[against].label, ylabel=ylabel, title=column)
+    label_panel(panel, column, COSTS[against].label, metric)
     panel.set_xlim(left=0)
-    panel.grid(alpha=0.3, linewidth=0.6)
-    panel.spines[["top", "right"]].set_visible(False)
 
 
 def _position(run: RunResult, against: str, index: int) -> float:

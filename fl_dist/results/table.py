@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fl_dist.common.errors import ConfigError
@@ -28,7 +29,8 @@ class Measure:
     """As in a file of published numbers: mean, last, best, rounds@0.8, or what the sweep's table also shows."""
     head: str
     cost: str | None = None
-    target: float = 0.0
+    target: float | None = None
+    """The cost is that of reaching it; None: of the whole run."""
     also: ExtraColumn | None = None
 
 
@@ -86,10 +88,40 @@ def build_table(
     columns = [(c, m) for c in collection.columns for m in _measures(table, c, costs, metric)]
     columns = [(c, m) for c, m in columns if not m.also or _has_numbers(collection, c, m.also, m.name, numbers)]
     rows = [
-        (row, [_number(collection.cell(row, c), m, table, numbers.get((row, c, m.name))) for c, m in columns])
+        (row, [summarize(collection.cell(row, c), m, table, numbers.get((row, c, m.name))) for c, m in columns])
         for row in collection.rows
     ]
-    return ResultsTable(collection.name, metric, columns, rows, _notes(collection, table, metric, columns, rows))
+    means = _columns_of_means(collection, table)
+    scores = {column: k for k, (column, m) in enumerate(columns) if not (m.cost or m.also)}
+    for name, averaged in means.items():
+        for row, cells in rows:
+            cells.append(_mean([cells[scores[c]] for c in averaged], numbers.get((row, name, table.measure))))
+        columns.append((name, Measure(table.measure, metric.name)))
+    notes = _notes(collection, table, metric, columns, rows)
+    notes += [f"{name}: mean of {', '.join(averaged)}" for name, averaged in means.items()]
+    return ResultsTable(collection.name, metric, columns, rows, notes)
+
+
+def _columns_of_means(collection: Collection, table: TableSettings) -> dict[str, list[str]]:
+    """By the name of each mean, the columns that it is over."""
+    if clash := [name for name in table.means if name in collection.columns]:
+        raise ConfigError(f"the mean {clash[0]} has the name of a column; choose another name")
+    means = {name: columns_of_mean(collection, patterns) for name, patterns in table.means.items()}
+    return {name: averaged for name, averaged in means.items() if averaged}
+
+
+def columns_of_mean(collection: Collection, patterns: Sequence[str]) -> list[str]:
+    """The columns that a mean is over; none if a pattern fits no column, such as one that `--only` leaves out."""
+    fitting = [[c for c in collection.columns if c == p or fnmatchcase(c, p)] for p in patterns]
+    return [c for c in collection.columns if any(c in columns for columns in fitting)] if all(fitting) else []
+
+
+def _mean(numbers: Sequence[Number], published: tuple[str, str] | None) -> Number:
+    """The mean of a row's cells; no value if one has none."""
+    values = [number.value for number in numbers if number.value is not None]
+    value = statistics.fmean(values) if len(values) == len(numbers) else None
+    finished, runs = sum(number.finished for number in numbers), sum(number.runs for number in numbers)
+    return Number(value, None, finished, runs, any(number.has_scores for number in numbers), published)
 
 
 def _measures(table: TableSettings, column: str, costs: Sequence[str], metric: PrimaryMetric) -> list[Measure]:
@@ -113,9 +145,10 @@ def _format_target(target: float, metric: PrimaryMetric) -> str:
     return f"{100 * target:g} %" if metric.percent else f"{target:g}"
 
 
-def _number(
-    runs: Sequence[RunResult], measure: Measure, table: TableSettings, published: tuple[str, str] | None
+def summarize(
+    runs: Sequence[RunResult], measure: Measure, table: TableSettings, published: tuple[str, str] | None = None
 ) -> Number:
+    """The number of a cell."""
     finished = [run for run in runs if run.finished]
     with_scores = [run for run in runs if run.scores]
     counted = finished or with_scores
@@ -133,12 +166,14 @@ def _number(
 
 def _value(run: RunResult, measure: Measure, table: TableSettings) -> float | None:
     if measure.cost is not None:
-        first = first_round_reaching(run, measure.target)
-        return None if first is None else run.cost_until(first, measure.cost)
+        last = run.last_round if measure.target is None else first_round_reaching(run, measure.target)
+        return None if last is None else run.cost_until(last, measure.cost)
     if measure.also is None:
         return final_score(run, table)
-    numbers = run.numbers(measure.also.key)
-    values = [value for value in (numbers if measure.also.over == "mean" else numbers[-1:]) if value is not None]
+    numbers, over = run.numbers(measure.also.key), measure.also.over
+    if over == "final_window":
+        numbers = run.numbers(measure.also.key, after=run.last_round - (table.final_window or run.final_window))
+    values = [value for value in (numbers[-1:] if over == "last" else numbers) if value is not None]
     return statistics.fmean(values) if values else None
 
 

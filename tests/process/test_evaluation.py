@@ -28,6 +28,13 @@ SETTINGS: dict[str, Sequence[str]] = {
         "evaluate.batch_size=7",
     ),
     "tokens": ("task=next_token", "data=my_text:letters", "partition=iid", "model=my_text:Letters", "algorithm=fedacg"),
+    "validation": (
+        "model=mlp",
+        "clients.validation=0.3",
+        "partition={name: dirichlet, variant: per_client}",
+        "evaluate={batch_size: 7}",
+        "algorithm=scaffold",
+    ),
     "five rows": ("data={name: npz, path: five.npz}", "model=mlp", "evaluate.batch_size=2", "algorithm=fedgmt"),
     "one row": ("data={name: npz, path: one.npz}", "model=mlp", "algorithm=fednsam"),
     "by class": ("model=mlp", "task=tests.process.test_evaluation:ByClass", "local.steps=1", "evaluate.batch_size=4"),

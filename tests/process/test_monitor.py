@@ -70,7 +70,7 @@ DIAGNOSTICS = (
 def offline_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run of three ranks, and the contents of its offline record: its text and its entries."""
     folder = tmp_path_factory.mktemp("offline") / "run"
-    settings = [*SMALL, *DIAGNOSTICS, "evaluate.where=workers", f"run.dir={folder}"]
+    settings = [*SMALL, *DIAGNOSTICS, "evaluate.where=workers", "clients.validation=0.2", f"run.dir={folder}"]
     code, output = run([sys.executable, "-m", "launch.local", "-n", "3", *settings])
     assert code == 0, output
     (record,) = offline_records(folder)

@@ -188,10 +188,13 @@ def _hits(p: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def client_accuracy(p: Problem, w: Tensor) -> dict[str, float]:
-    """Mean, population standard deviation, best and worst over the clients of the accuracy on their own rows."""
+    """Over the clients, the accuracy on their own rows: mean, population standard deviation, best, worst and the mean
+    of the worst tenth."""
     each = torch.stack([_hits(p, w, x, y).mean() for x, y in p.clients])
     std = each.std(correction=0)
-    return {"mean": each.mean().item(), "std": std.item(), "best": each.max().item(), "worst": each.min().item()}
+    tenth = each.sort().values[: -(-len(each) // 10)]
+    extremes = {"best": each.max().item(), "worst": each.min().item(), "worst_tenth": tenth.mean().item()}
+    return {"mean": each.mean().item(), "std": std.item(), **extremes}
 
 
 def class_accuracy(p: Problem, w: Tensor, x: Tensor, y: Tensor, classes: int) -> list[float | None]:

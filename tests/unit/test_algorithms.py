@@ -10,7 +10,9 @@ import pytest
 from safetensors.torch import save_file
 
 from fl_dist.algorithms import algorithms
-from fl_dist.algorithms.__main__ import algorithm_row
+from fl_dist.algorithms.__main__ import algorithm_row, paper_rows
+from fl_dist.algorithms.__main__ import main as show_algorithms
+from fl_dist.algorithms.paper_costs import PAPER_COSTS
 from tests.support import reference
 from tests.support.harness import (
     CASES,
@@ -186,3 +188,30 @@ class TestCosts:
     def test_the_table_names_special_passes(self) -> None:
         assert algorithm_row("fedgf")[3] == "2F 2B (1F 1B at share = 1)"
         assert algorithm_row("mimelite")[3] == "1F 1B + full pass per round"
+
+    @pytest.mark.parametrize(
+        ("paper", "expected"),
+        [
+            ("fedsam", {}),
+            ("fednsam", {"mofedsam": "communication", "fednsam": "communication"}),
+            ("fedlesam", {"mofedsam": "communication", "fedlesam_d": "communication, memory"}),
+            ("fedgf", {}),
+            ("fedgmt", {}),
+        ],
+    )
+    def test_a_paper_counts_otherwise_where_it_is_known_to(self, paper: str, expected: dict[str, str]) -> None:
+        assert {name: differs for name, *_, differs in paper_rows(paper) if differs} == expected
+
+    def test_the_costs_of_a_paper_are_beside_ours(self, capsys: pytest.CaptureFixture[str]) -> None:
+        show_algorithms(["--paper", "fedgmt", "--markdown"])
+        table, remark, legend = capsys.readouterr().out.strip().split("\n\n")
+        assert "| fedgmt | 2F 1B | 2 | 1 | 1.5 (1.5) | 1.33 (1.33) | 3 |  |" in table.splitlines()
+        assert remark.startswith("FedGMT (ICML 2025), Table 1.")
+        assert "In brackets: the paper's number" in legend
+
+    def test_an_unknown_paper_is_one_line_with_the_known_ones(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            show_algorithms(["--paper", "fedfoo"])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "'fedfoo'" in line
+        assert all(name in line for name in PAPER_COSTS)

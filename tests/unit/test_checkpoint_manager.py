@@ -347,7 +347,7 @@ class TestWithoutClientState:
 def test_a_record_that_is_being_saved_does_not_change() -> None:
     record = RoundRecord.from_json({"round": 1, **COMMON, "workers": {"0": {"memory": 1}}})
     before = record.to_json()
-    evaluated = record.with_test({"loss": 0.5}, 2.0, ranks=2).to_json()
+    evaluated = record.with_test({"loss": 0.5}, {}, 2.0, ranks=2).to_json()
     assert record.to_json() == before
     assert evaluated["seconds"] == {**before["seconds"], "evaluate": 2.0} and evaluated["test_loss"] == 0.5
     assert evaluated["workers"] == {"0": {"memory": 1, "evaluate": 2.0}, "1": {"evaluate": 2.0}}

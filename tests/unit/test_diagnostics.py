@@ -92,6 +92,10 @@ DIAGNOSTICS: dict[str, dict[str, Any]] = {
     "directions": {},
     "clients": {},
     "surface": {"points": 3, "orthogonal": True},
+    "surface_of_client": {"name": "surface", "points": 3, "client": 2},
+    "surface_of_local": {"name": "surface", "points": 3, "of": "local", "client": COHORT[1]},
+    "surface_of_first": {"name": "surface", "points": 3, "of": "local", "on": "test"},
+    "surface_of_absent": {"name": "surface", "points": 3, "of": "local", "client": 2},
 }
 
 
@@ -289,6 +293,28 @@ class TestAgainstReference:
         x, y = (torch.cat(all_)[:20] for all_ in zip(*case.problem.clients, strict=True))
         assert result.pop("classes") == ref.class_accuracy(case.problem, case.new, x, y, CLASSES)
         assert result == pytest.approx(expected, rel=1e-12)
+
+    @pytest.mark.parametrize(
+        ("label", "client", "is_local"), [("surface_of_client", 2, False), ("surface_of_local", COHORT[1], True)]
+    )
+    def test_surface_of_a_client(self, case: Case, label: str, client: int, is_local: bool) -> None:
+        problem, centre = ref.client(case.problem, client), case.ends[client] if is_local else case.new
+        a, b = (ref.filter_normalised(case.problem, centre, draw_noise(case, "surface", k)) for k in range(2))
+        result = case.record[label]
+        assert result["client"] == client
+        expected = ref.surface(problem, centre, a, b, result["x"], result["y"])
+        np.testing.assert_allclose(result["loss"], expected, rtol=1e-8)
+
+    def test_surface_of_a_local_model_on_the_test_rows(self, case: Case) -> None:
+        x, y = (torch.cat(all_)[:20] for all_ in zip(*case.problem.clients, strict=True))
+        result = case.record["surface_of_first"]
+        assert result["client"] == COHORT[0]
+        assert result["loss"][1][1] == pytest.approx(
+            ref.loss(ref.Problem(case.problem.module, [(x, y)]), case.ends[COHORT[0]]), rel=1e-9
+        )
+
+    def test_surface_of_a_client_that_did_not_train_is_not_measured(self, case: Case) -> None:
+        assert not case.record["surface_of_absent"]
 
     def test_surface(self, case: Case) -> None:
         a, b = (draw_noise(case, "surface", k) for k in range(2))
@@ -520,9 +546,9 @@ class TestOnQuadratics:
     def test_clients(self, values: list[float], better: str, expected: dict[str, Any]) -> None:
         context = quadratic_context(diagonal(1), [0], best_is=better)
         context.loss_oracle.clients, context.loss_oracle.classes = lambda w: values, lambda w: []
-        assert run_diagnostics([ScheduledDiagnostic("clients", 1, Clients())], context, 1)["clients"] == expected | {
-            "classes": []
-        }
+        # Of so few clients the worst tenth is the worst one.
+        expected |= {"worst_tenth": expected["worst"], "classes": []}
+        assert run_diagnostics([ScheduledDiagnostic("clients", 1, Clients())], context, 1)["clients"] == expected
 
     def test_clients_without_perturbation_do_not_count(self) -> None:
         points = {f"y{k}": [[1.0, 0]] * 3 for k in range(3)}
@@ -747,6 +773,7 @@ class TestArguments:
             ),
             ("{methods: {a: fedavg, b: {parts: [fedsam]}}}", "diagnostics.plane.methods.b.parts.0: fedsam is an algor"),
             ("{client: 10}", "diagnostics.plane.client is 10; there are clients 0 to 9"),
+            ("{name: surface, client: 10}", "diagnostics.plane.client is 10; there are clients 0 to 9"),
         ):
             with pytest.raises(ValueError, match=re.escape(expected)):
                 load(None, ["clients.total=10", f"diagnostics={{plane: {settings}}}"])

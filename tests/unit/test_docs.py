@@ -41,6 +41,11 @@ def test_the_documented_table_of_memory_is_current(capsys: pytest.CaptureFixture
     assert table in text and legend in text
 
 
+def test_the_documented_costs_of_a_paper_are_current(capsys: pytest.CaptureFixture[str]) -> None:
+    show_algorithms(["--paper", "fedlesam", "--markdown"])
+    assert capsys.readouterr().out.strip() in (ROOT / "docs/algorithms.md").read_text()
+
+
 def test_the_table_of_the_record_is_the_programs() -> None:
     text = (ROOT / "docs" / "monitoring.md").read_text()
     (table,) = re.findall(r"^<!-- record: begin -->\n(.*?)\n<!-- record: end -->$", text, re.MULTILINE | re.DOTALL)

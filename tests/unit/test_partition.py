@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fl_dist.common.errors import DataError
 from fl_dist.data import dirichlet as variants
-from fl_dist.data.partition import partition_rows, partitions
+from fl_dist.data.partition import hold_out, partition_rows, partitions
 
 ONCE = ("balanced", "unbalanced", "grouped")
 REPEATING = ("sequential", "per_client")
@@ -340,3 +340,58 @@ def test_given_scales_to_very_many_clients() -> None:
     ids = np.random.default_rng(0).permutation(np.repeat(np.arange(100_000), 3))
     parts = partition_rows("given", {}, np.zeros(300_000, int), 100_000, 0, ids)
     assert all((ids[part] == client).all() and len(part) == 3 for client, part in enumerate(parts))
+
+
+class TestValidationRows:
+    @pytest.mark.parametrize(("name", "settings"), EVERY)
+    def test_training_and_validation_rows_are_the_client_s_and_disjoint(
+        self, name: str, settings: dict[str, Any]
+    ) -> None:
+        parts = partition_rows(name, settings, SMALL, 7, 0, None)
+        training, validation = hold_out(parts, 0.3, len(SMALL), 0)
+        for part, train, held in zip(parts, training, validation, strict=True):
+            assert sorted([*train, *held]) == sorted(part)
+            assert len(held) >= int(0.3 * len(part))
+        assert not set(np.concatenate(training)) & set(np.concatenate(validation))
+
+    @given(st.floats(0, 0.9), st.lists(st.integers(5, 30), min_size=1, max_size=6), st.integers(0, 9))
+    @settings(max_examples=50)
+    def test_each_client_holds_out_its_share(self, share: float, counts: list[int], seed: int) -> None:
+        parts = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
+        expected = [int(share * count + 0.5) for count in counts]
+        if share and not any(expected):
+            return
+        training, validation = hold_out(parts, share, sum(counts), seed)
+        assert sizes(validation) == expected
+        assert all((np.diff(part) > 0).all() for part in [*training, *validation])
+        again, _ = hold_out(parts, share, sum(counts), seed)
+        assert digest(again) == digest(training)
+
+    def test_rows_differ_between_seeds_and_clients(self) -> None:
+        parts = [np.arange(100), np.arange(100, 200)]
+        (_, first), (_, second) = (hold_out(parts, 0.2, 200, seed) for seed in (0, 1))
+        assert digest(first) != digest(second)
+        assert (first[0] != first[1] - 100).any()
+
+    def test_a_row_that_two_clients_share_is_trained_by_neither_if_one_holds_it_out(self) -> None:
+        training, validation = hold_out([np.arange(10), np.arange(5, 15)], 0.5, 15, 0)
+        assert not set(np.concatenate(training)) & set(np.concatenate(validation))
+
+    def test_without_a_share_nothing_changes(self) -> None:
+        parts = [np.arange(3), np.arange(3, 4)]
+        training, validation = hold_out(parts, 0.0, 4, 0)
+        assert digest(training) == digest(parts)
+        assert sizes(validation) == [0, 0]
+
+    def test_clients_that_would_keep_no_row_are_named(self) -> None:
+        with pytest.raises(DataError, match=r"^clients.validation=0.6 leaves 2 clients without training rows: 0, 2$"):
+            hold_out([np.array([0]), np.array([1, 2, 3]), np.array([4])], 0.6, 5, 0)
+
+    def test_a_share_that_holds_out_no_row_is_an_error(self) -> None:
+        with pytest.raises(DataError, match=r"^clients.validation=0.1 holds out no row: clients have at most 2$"):
+            hold_out([np.array([0]), np.array([1, 2])], 0.1, 3, 0)
+
+    def test_very_many_clients_take_seconds_at_most(self) -> None:
+        training, validation = hold_out(list(np.arange(500_000).reshape(-1, 5)), 0.2, 500_000, 0)
+        assert set(sizes(validation)) == {1}
+        assert set(sizes(training)) == {4}

@@ -296,7 +296,7 @@ def test_accuracies() -> None:
     rows, w = torch.eye(3), torch.eye(3).flatten()
     p.clients = [(rows[[0, 1]], torch.tensor([0, 2])), (rows[[2]], torch.tensor([2])), (rows[[0]], torch.tensor([1]))]
     # 1/2, 1, 0 (clients count alike): population variance (0 + 1/4 + 1/4) / 3
-    known = {"mean": 0.5, "std": math.sqrt(1 / 6), "best": 1.0, "worst": 0.0}
+    known = {"mean": 0.5, "std": math.sqrt(1 / 6), "best": 1.0, "worst": 0.0, "worst_tenth": 0.0}
     assert ref.client_accuracy(p, w) == pytest.approx(known)
     # class 0: one of two right; class 1 without rows; class 2: right
     assert ref.class_accuracy(p, w, rows[[0, 1, 2]], torch.tensor([0, 0, 2]), 4) == [0.5, None, 1.0, None]

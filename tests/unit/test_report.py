@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dist.metrics.record import Norms, RoundRecord, Seconds, Spread, WorkerRecord, field, shown_as
+from fl_dist.metrics.record import VALIDATION, Norms, RoundRecord, Seconds, Spread, WorkerRecord, field, shown_as
 from fl_dist.report.record_charts import chart_fields
 from fl_dist.report.run_reader import RunSource
 from fl_dist.report.series import Line, downsample, over_seeds
@@ -196,7 +196,10 @@ class TestPage:
     def test_every_field_of_the_record_with_a_title_or_heading_is_shown(self, working_folder: Path) -> None:
         folder = write_run(working_folder / "a", done=0)
         device = {"1": {"busy": 1.0, "clients": 2, "share": 0.5, "memory": 1, "device_memory": 2, "evaluate": 0.1}}
-        append_records(folder, *(round_record(k) | {"workers": device} for k in (1, 2)))
+        records = [round_record(k) | {"workers": device} for k in (1, 2)]
+        for record in records:
+            record["spread"] |= {name: 0.5 for name in Spread.model_fields if name.startswith(VALIDATION)}
+        append_records(folder, *records)
         values = section_html(render_data(folder), "values")
         titles = []
         for model in (RoundRecord, WorkerRecord):

@@ -17,11 +17,15 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from PIL import Image
 
 from fl_dist.main import main as train
 from fl_dist.metrics.record import list_keys
 from fl_dist.results.__main__ import main, parser
+from fl_dist.results.collect import collect
+from fl_dist.results.figures import Point, line_points, lines_over, scatter_points
+from fl_dist.results.panels import scale_x
 from launch import status
 from tests.support.cli import CliResult, make_invoker
 from tests.support.processes import NO_WANDB
@@ -315,6 +319,13 @@ class TestExtraColumns:
         assert float(lines["Fed A", "IID", "train_mean"]["value"]) == pytest.approx(25)
         assert float(lines["Fed A", "IID", "seconds_a_round"]["value"]) == pytest.approx(30 * 3)
 
+    def test_the_mean_over_the_final_window_leaves_earlier_rounds_out(self, sweep: str) -> None:
+        text = Path(sweep).read_text()
+        Path(sweep).write_text(text.replace("lpf.lpf}", "lpf.lpf, over: final_window}"))
+        lines = csv_values(sweep, "--final-window", str(len(RISING) - 2))
+        assert float(lines["Fed A", "IID", "flat"]["value"]) == pytest.approx((99 + 2) / 2)
+        assert lines["Fed_B&%", "IID", "flat"]["value"] == "", "measured before the window only"
+
     def test_columns_without_the_key_are_omitted(self, sweep: str) -> None:
         assert {column for _, column, measure in csv_values(sweep) if measure != "mean"} == {"IID"}
         Path("published.csv").write_text("sweep,row,column,measure,value,std\nsweep,Fed A,Dir(0.1),flat,2.67,\n")
@@ -363,6 +374,44 @@ class TestExtraColumns:
 
     def test_a_key_that_is_not_a_number_is_named(self, sweep: str) -> None:
         assert "diagnostics.lpf in out/Fed_A" in error_line(sweep, "--also", "diagnostics.lpf")
+
+
+class TestMeans:
+    """Columns that are the mean of others."""
+
+    def test_a_mean_is_over_the_cells_of_its_row(self, write_run: WriteRun) -> None:
+        runs = write_all_runs(write_run)
+        Path("published.csv").write_text("sweep,row,column,measure,value,std\nsweep,Fed A,All,mean,71.5,\n")
+        lines = csv_values("sweep.yaml", "--mean", "All=Dir*,IID", "--mean", "One=IID", "--target", "0.1")
+        for row in ("Fed A", "Fed_B&%"):
+            cells_of_row = [
+                statistics.mean(measure_run(run, "mean", 3) for run in runs[row, c]) for c in ("Dir(0.1)", "IID")
+            ]
+            line = lines[row, "All", "mean"]
+            assert float(line["value"]) == pytest.approx(statistics.mean(cells_of_row))
+            assert (line["std"], line["finished"], line["runs"]) == ("", "6", "6")
+            assert float(lines[row, "One", "mean"]["value"]) == pytest.approx(cells_of_row[1])
+        assert lines["Fed A", "All", "mean"]["published"] == "71.5"
+        assert "All: mean of Dir(0.1), IID" in invoke_ok("sweep.yaml", "--mean", "All=*").out
+
+    def test_a_row_that_lacks_a_cell_has_no_mean(self, write_run: WriteRun) -> None:
+        Path("sweep.yaml").write_text(SWEEP.replace("final_window: 3", "final_window: 3, means: {All: [Dir*, IID]}"))
+        write_run("out/Fed_A-IID-seed0", RISING)
+        assert csv_values("sweep.yaml")["Fed A", "All", "mean"]["value"] == ""
+        write_run("out/Fed_A-Dir_0.1_-seed0", [0.4] * 5)
+        assert float(csv_values("sweep.yaml")["Fed A", "All", "mean"]["value"]) == pytest.approx((80 + 40) / 2)
+        assert cells("sweep.yaml")["Fed A"][-1] == "60.00*", "not all seeds are finished"
+
+    def test_a_mean_whose_columns_are_left_out_is_not_shown(self, write_run: WriteRun) -> None:
+        Path("sweep.yaml").write_text(SWEEP.replace("final_window: 3", "final_window: 3, means: {All: [Dir*, IID]}"))
+        assert {column for _, column, _ in csv_values("sweep.yaml", "--only", "IID")} == {"IID"}
+
+    def test_mistakes_are_named(self, write_run: WriteRun) -> None:
+        assert "valid: Dir(0.1), IID" in error_line("sweep.yaml", "--mean", "All=IID,Photo")
+        assert "name of a column" in error_line("sweep.yaml", "--mean", "IID=*")
+        for text in ("All", "All=", "=IID", "All=IID,"):
+            result = invoke("sweep.yaml", "--mean", text)
+            assert result.code == 2 and "NAME=COLUMN" in result.err and "Traceback" not in result.err, text
 
 
 class TestTargets:
@@ -734,6 +783,137 @@ class TestCurves:
             result = invoke("sweep.yaml", "--curves", name)
             assert result.code == 2 and result.err.startswith(f"error: {name} ") and result.err.count("\n") == 1
         assert not list(Path.cwd().glob("c*"))
+
+
+class TestScatter:
+    def points(self, key: str) -> dict[tuple[str, str], Point]:
+        collection = collect(["sweep.yaml"])
+        return scatter_points(collection, key, collection.sweep.table)
+
+    def test_a_point_has_the_means_and_deviations_of_its_seeds(self, write_run: WriteRun) -> None:
+        """Against a cost of all rounds, and against a number of the last round that has it."""
+        for seed in range(3):
+            write_run(f"out/Fed_A-IID-seed{seed}", [*RISING[:4], 0.7 + 0.1 * seed], scale=seed + 1)
+        scores = [100 * statistics.mean([0.7, 0.8, 0.7 + 0.1 * seed]) for seed in range(3)]
+        totals = [sum(30 * k * (seed + 1) for k in range(1, 6)) / 60 for seed in range(3)]
+        lasts = [30 * 5 * (seed + 1) for seed in range(3)]
+        for key, values in (("minutes", totals), ("seconds.total", lasts)):
+            ((cell, point),) = self.points(key).items()
+            assert cell == ("Fed A", "IID")
+            assert (point.x, point.y) == pytest.approx((statistics.mean(values), statistics.mean(scores)))
+            assert (point.x_error, point.y_error) == pytest.approx((statistics.stdev(values), statistics.stdev(scores)))
+
+    def test_the_plot_names_rows_columns_and_the_number(self, write_run: WriteRun) -> None:
+        write_all_runs(write_run)
+        result = invoke_ok("sweep.yaml", "--scatter", "s.svg", "--x", "train_loss")
+        text = Path("s.svg").read_text()
+        assert all(f"<!-- {label} -->" in text for label in ("Fed A", "Dir(0.1)", "IID", "train_loss"))
+        assert "test accuracy (%)" in text and "Fed A" in result.out
+
+    def test_runs_without_the_number_give_no_plot(self, write_run: WriteRun) -> None:
+        write_run("out/Fed_A-IID-seed0", RISING)
+        result = invoke("sweep.yaml", "--scatter", "s.png", "--x", "spread.loss_std")
+        assert result.code == 0 and "no scatter plot was drawn" in result.err and not Path("s.png").exists()
+
+    def test_mistakes_are_named(self, write_run: WriteRun) -> None:
+        write_run("out/Fed_A-IID-seed0", RISING)
+        assert "did you mean 'passes'?" in error_line("sweep.yaml", "--scatter", "s.png", "--x", "pases")
+        assert "--x KEY" in error_line("sweep.yaml", "--scatter", "s.png")
+        assert "--scatter FILE" in error_line("sweep.yaml", "--x", "passes")
+        assert "s.doc" in error_line("sweep.yaml", "--scatter", "s.doc", "--x", "passes")
+
+
+class TestPlotOver:
+    """Layouts of three algorithms and values of rho; FedAvg has none."""
+
+    AS_COLUMNS = """
+rows: {Sam: {algorithm.name: fedsam}, Mo: {algorithm.name: mofedsam}}
+columns: {small: {algorithm.rho: 0.01}, large: {algorithm.rho: 0.1}, huge: {algorithm.rho: 1.0}}
+grid: {seed: [0, 1]}
+set: {model: mlp, rounds: 2}
+dir: out
+table: {measure: last}
+"""
+    AS_ROWS = """
+rows:
+  Avg: {algorithm: {name: fedavg}}
+  rho=0.01: {algorithm: {name: fedsam, rho: 0.01}}
+  rho=0.1: {algorithm: {name: fedsam, rho: 0.1}}
+columns: {IID: {partition: iid}, Two: {partition: {name: shards, per_client: 2}}}
+set: {model: mlp, rounds: 2}
+dir: out
+table: {measure: last}
+"""
+    AS_GRID = """
+rows: {Sam: {algorithm.name: fedsam}}
+columns: {IID: {partition: iid}, Two: {partition: {name: shards, per_client: 2}}}
+grid: {algorithm.rho: [0.01, 0.1], local.lr: [0.1, 0.2]}
+set: {model: mlp, rounds: 2}
+dir: out
+"""
+
+    def lines(self, sweep: str, key: str = "algorithm.rho") -> dict[tuple[str, str], set[float | None]]:
+        Path("rho.yaml").write_text(sweep)
+        return {(line.title, line.label): {*line.runs} for line in lines_over(collect(["rho.yaml"]), key)}
+
+    def test_the_layout_of_the_sweep_does_not_matter(self, write_run: WriteRun) -> None:
+        assert self.lines(self.AS_COLUMNS) == {("", "Sam"): {0.01, 0.1, 1.0}, ("", "Mo"): {0.01, 0.1, 1.0}}
+        levels = {("IID", "Avg"): {None}, ("Two", "Avg"): {None}}
+        assert self.lines(self.AS_ROWS) == levels | {(c, "fedsam"): {0.01, 0.1} for c in ("IID", "Two")}
+        panels = [f"{column}, lr={lr}" for column in ("IID", "Two") for lr in (0.1, 0.2)]
+        assert self.lines(self.AS_GRID) == {(panel, "Sam"): {0.01, 0.1} for panel in panels}
+
+    def test_runs_that_differ_in_more_than_the_key_are_no_points(self, write_run: WriteRun) -> None:
+        """One setting at a time: a run with another rate is on no line, or on one of its own with its name."""
+        text = "columns: {a: {algorithm.rho: 0.1}, b: {algorithm.rho: 0.2}, c: {local.lr: 0.3}%s}\n"
+        text += "rows: {Sam: {algorithm: {name: fedsam, rho: 0.1}}}\nset: {model: mlp, local.lr: 0.1}\n"
+        assert self.lines(text % "") == {("", "Sam"): {0.1, 0.2}}
+        own = ", d: {algorithm.rho: 0.2, local.lr: 0.3}"
+        assert self.lines(text % own) == {("", "Sam lr=0.1"): {0.1, 0.2}, ("", "Sam lr=0.3"): {0.1, 0.2}}
+
+    def test_points_have_the_mean_and_deviation_of_the_seeds(self, write_run: WriteRun) -> None:
+        for column, score in (("large", 0.5), ("small", 0.3)):
+            for seed in range(2):
+                write_run(f"out/Sam-{column}-seed{seed}", [0.1, score + 0.1 * seed])
+        Path("rho.yaml").write_text(self.AS_COLUMNS)
+        sam, mo = lines_over(collection := collect(["rho.yaml"]), "algorithm.rho")
+        table, deviation = collection.sweep.table, statistics.stdev([30, 40])
+        points = [(point.x, point.y, point.y_error) for point in line_points(sam, table)]
+        assert points == [pytest.approx((0.01, 35, deviation)), pytest.approx((0.1, 55, deviation))]
+        assert line_points(mo, table) == []
+
+    def test_folders_give_the_lines_of_their_configurations(self, write_run: WriteRun) -> None:
+        for rho in (0.05, 0.1):
+            write_run(f"runs/{rho}", [rho] * 3, config={"algorithm": {"name": "fedsam", "rho": rho}})
+        write_run("runs/avg", [0.5] * 3, config={"algorithm": {"name": "fedavg"}})
+        lines = {line.label: {*line.runs} for line in lines_over(collect(["runs"]), "algorithm.rho")}
+        assert lines == {"fedsam": {0.05, 0.1}, "fedavg": {None}}
+        invoke_ok("runs", "--plot", "p.svg", "--over", "algorithm.rho")
+        text = Path("p.svg").read_text()
+        assert all(f"<!-- {label} -->" in text for label in ("fedsam", "fedavg", "algorithm.rho", "test accuracy (%)"))
+
+    @pytest.mark.parametrize(
+        ("values", "scale"), [((1, 30), "linear"), ((0.1, 3.1), "log"), ((0, 0.1, 9), "symlog"), ((0, 1), "linear")]
+    )
+    def test_wide_ranges_have_a_logarithmic_axis(self, values: Sequence[float], scale: str) -> None:
+        panel = Figure().subplots()
+        scale_x(panel, values)
+        assert panel.get_xscale() == scale
+
+    def test_mistakes_are_named(self, write_run: WriteRun) -> None:
+        Path("rho.yaml").write_text(self.AS_COLUMNS)
+        plot = ("rho.yaml", "--plot", "p.png")
+        assert "no run has algorithm.roh in its configuration; did you mean 'algorithm.rho'?" in error_line(
+            *plot, "--over", "algorithm.roh"
+        )
+        assert "local.epochs is 1 in all runs" in error_line(*plot, "local.epochs=1", "--over", "local.epochs")
+        assert "not a number" in error_line(*plot, "--over", "algorithm.name")
+        assert "--over KEY" in error_line(*plot)
+        assert "--plot FILE" in error_line("rho.yaml", "--over", "algorithm.rho")
+        Path("rho.yaml").write_text(self.AS_COLUMNS.replace("0.1}", "0.1, local.lr: 0.3}"))
+        assert "no two runs" in error_line(*plot, "--only", "small", "--only", "large", "--over", "local.lr")
+        result = invoke(*plot, "--over", "algorithm.rho")
+        assert result.code == 0 and "no plot was drawn" in result.err and not Path("p.png").exists()
 
 
 class TestSweeps:
