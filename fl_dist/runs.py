@@ -36,7 +36,7 @@ from fl_dist.federation.experiment import build_clients, build_data, build_task
 from fl_dist.federation.flat_model import FlatModel
 from fl_dist.metrics.file import read_records
 from fl_dist.metrics.record import RoundRecord
-from fl_dist.metrics.summary import Summary, estimate_shared_server, summarize
+from fl_dist.metrics.summary import Summary, server_load, summarize
 from fl_dist.models import ModelInterface, build_model
 from fl_dist.storage.checkpoint import newest_checkpoint, read_server
 from fl_dist.storage.run_folder import CONFIG, METRICS, MODEL, RunFolder
@@ -156,11 +156,9 @@ class Run:
     def summary(self) -> Summary:
         """The summary.json of the rows so far."""
         primary_metric = PrimaryMetric(**self._facts["primary_metric"])
-        evaluate = self.config.evaluate
-        records = self._records
-        shared = estimate_shared_server(records, all_may_evaluate=evaluate.where != "server")
+        records, window = self._records, self.config.evaluate.final_window
         stopped = {"stopped": reason} if self.finished and (reason := self._folder.stop_reason()) else {}
-        return summarize(records, evaluate.final_window, primary_metric, self.finished) | stopped | shared
+        return summarize(records, window, primary_metric, self.finished) | stopped | server_load(records)
 
     @property
     def _records(self) -> list[RoundRecord]:

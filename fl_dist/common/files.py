@@ -7,6 +7,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from fl_dist.common.errors import DataError
+
 
 def sync_folder(path: str | Path) -> None:
     """Make the names in a folder durable."""
@@ -43,3 +45,17 @@ def append_lines(path: Path, entries: list[dict[str, Any]]) -> None:
     data = "".join(f"{json.dumps(entry)}\n" for entry in entries).encode()
     with open(path, "ab", buffering=0) as file:
         file.write(data)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of such a file, none if it does not exist; an unfinished last line does not count."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [_parse_line(path, number, line) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
+
+
+def _parse_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
+        entry = json.loads(line)
+        if isinstance(entry, dict):
+            return entry
+    raise DataError(f"line {number} of {path} is not a JSON object: it was changed or damaged")

@@ -4,26 +4,22 @@ import hashlib
 import json
 import shutil
 import sys
-import tarfile
 import urllib.error
 import urllib.request
-import zipfile
-import zlib
-from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPException, HTTPResponse
-from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from pathlib import Path
+from typing import cast
 
 from tqdm import tqdm
 
+from fl_dist.common.archives import CHUNK_BYTES, extract
 from fl_dist.common.errors import DataError, error_message
 from fl_dist.common.formatting import format_bytes, suggest
 from fl_dist.data.download_sources import SOURCES, File, Source
 
 WORK_FOLDER = ".fetch"  # below root, per data set: incomplete files, and a manifest of those that were installed
 MANIFEST = "fetched.json"
-CHUNK_BYTES = 1 << 20
 READ_TIMEOUT_SECONDS = 60.0
 RESUME_HINT = "run the same command again to resume"
 
@@ -124,7 +120,8 @@ def _install(archive: Path, folder: Path, work: Path, overwrite: bool) -> list[s
     staging.mkdir()
     try:
         if archive.name.endswith((".tar.gz", ".tgz", ".zip")):
-            _extract(archive, staging)
+            print(f"{archive.name}: extracting", flush=True)
+            extract(archive, staging)
         else:
             shutil.copyfile(archive, staging / archive.name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,38 +139,3 @@ def _replace(entry: Path, target: Path) -> None:
     if target.exists():
         shutil.rmtree(target) if target.is_dir() and not target.is_symlink() else target.unlink()
     entry.rename(target)
-
-
-def _extract(archive: Path, folder: Path) -> None:
-    """Plain files below the folder: nothing outside of it, no links, no devices."""
-    print(f"{archive.name}: extracting", flush=True)
-    try:
-        for name, content in _iter_files(archive):
-            target = folder / _check_member_path(name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with open(target, "wb") as file:
-                shutil.copyfileobj(content, file, CHUNK_BYTES)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, OSError, EOFError) as e:
-        raise DataError(f"{archive.name} cannot be extracted: {error_message(e)}") from None
-
-
-def _iter_files(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    if archive.suffix == ".zip":
-        with zipfile.ZipFile(archive) as zip_file:
-            for entry in zip_file.infolist():
-                if not entry.is_dir() and entry.external_attr >> 28 != 0xA:  # a symbolic link
-                    with zip_file.open(entry) as content:
-                        yield entry.filename, content
-        return
-    with tarfile.open(archive) as tar_file:
-        for member in tar_file:
-            if member.isfile() and (data := tar_file.extractfile(member)):
-                with data:
-                    yield member.name, data
-
-
-def _check_member_path(name: str) -> PurePosixPath:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts:
-        raise tarfile.TarError(f"it contains {name}, which is outside of its folder")
-    return path

@@ -51,8 +51,8 @@ class LossOracle(Protocol):
     def count(self, rows: int = ALL_ROWS) -> int:
         """The number of rows."""
 
-    def clients(self, w: Tensor) -> list[float]:
-        """The task's primary metric of each client, on its own rows."""
+    def clients(self, w: Tensor, on_validation: bool) -> list[float]:
+        """The task's primary metric of each client, on its validation rows if there are any, or its training rows."""
 
     def classes(self, w: Tensor) -> list[float | None]:
         """The accuracy of each class on the test rows; empty unless the task predicts the data's classes."""

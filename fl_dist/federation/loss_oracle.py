@@ -36,8 +36,10 @@ class LossOracle:
         self._ask(Command(Action.HESSIAN_VECTOR_PRODUCT, rows=rows), w, v)
         return self._mean("product of Hessian and vector")
 
-    def clients(self, w: Tensor) -> list[float]:
-        return _numbers(self._ask(Command(Action.CLIENT_METRICS), w))
+    def clients(self, w: Tensor, on_validation: bool) -> list[float]:
+        on_validation = on_validation and bool(self.experiment.client_data.validated_clients)
+        action = Action.CLIENT_VALIDATION_METRICS if on_validation else Action.CLIENT_METRICS
+        return _numbers(self._ask(Command(action), w))
 
     def classes(self, w: Tensor) -> list[float | None]:
         if not self._predicts_classes:

@@ -56,7 +56,8 @@ class OracleWorker:
             Action.LOSS: self._loss,
             Action.GRADIENT: lambda command: self._sum(self._derivatives(command)),
             Action.HESSIAN_VECTOR_PRODUCT: lambda command: self._sum(self._derivatives(command, self.points[1])),
-            Action.CLIENT_METRICS: self._client_metrics,
+            Action.CLIENT_METRICS: lambda _: self._client_metrics(self.experiment.client_data.rows),
+            Action.CLIENT_VALIDATION_METRICS: lambda _: self._client_metrics(self._validation_rows),
             Action.CLASS_ACCURACY: self._class_accuracy,
             Action.LOCAL_MEAN: lambda command: self._sum_local(command, self._recorded),
             Action.LOCAL_VECTOR: lambda command: self._sum_local(command, {command.client} & self._recorded.keys()),
@@ -145,10 +146,12 @@ class OracleWorker:
         experiment = self.experiment
         return count_correct(self.model, experiment.task, self._own_batches(command.rows), experiment.dataset.classes)
 
-    def _client_metrics(self, command: Command) -> Tensor:
-        """Of each client on the rows that it holds out; of all clients on their training rows, if none holds any."""
+    @property
+    def _validation_rows(self) -> list[Tensor]:
         data = self.experiment.client_data
-        rows = [data.validation[client] for client in data.validated_clients] or data.rows
+        return [data.validation[client] for client in data.validated_clients]
+
+    def _client_metrics(self, rows: Sequence[Tensor]) -> Tensor:
         own = range(self.group.rank, len(rows), self.group.size)
         return bits_table(len(rows), ((place, self._client_metric(rows[place])) for place in own))
 

@@ -32,7 +32,7 @@ from fl_dist.federation.server_callbacks import Checkpoints, Diagnostics, Evalua
 from fl_dist.federation.uplink import Uplink
 from fl_dist.metrics.file import MetricsFile
 from fl_dist.metrics.record import RoundRecord
-from fl_dist.metrics.summary import Summary, estimate_shared_server, summarize
+from fl_dist.metrics.summary import Summary, server_load, summarize
 from fl_dist.storage.checkpoint import Checkpoint, read_server
 from fl_dist.storage.checkpoint_writer import CheckpointWriter
 from fl_dist.storage.run_folder import METRICS, MODEL, SUMMARY, RunFolder
@@ -215,7 +215,7 @@ class ServerLoop:
         summary = summarize(self.records, evaluate.final_window, metric, self.is_finished)
         if self.is_finished and self.records[-1].round < self.experiment.config.rounds:
             summary["stopped"] = self.stop_reason
-        summary |= estimate_shared_server(self.records, all_may_evaluate=evaluate.where != "server")
+        summary |= server_load(self.records)
         try:
             write_atomically(self.folder.path / SUMMARY, json.dumps(summary, indent=1).encode())
         except OSError as e:

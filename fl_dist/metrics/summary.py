@@ -12,8 +12,8 @@ from fl_dist.metrics.record import RoundRecord
 from fl_dist.tasks import PrimaryMetric
 
 Summary = dict[str, Any]
-CLEARLY_FASTER = 0.95
-"""A shared server is called faster if it would have taken at most this share of the time."""
+MOSTLY_IDLE = 0.5
+"""A dedicated server that is busy for a smaller share of the time could train too."""
 
 
 def summarize(records: Sequence[RoundRecord], window: int, metric: PrimaryMetric, finished: bool) -> Summary:
@@ -32,48 +32,23 @@ def summarize(records: Sequence[RoundRecord], window: int, metric: PrimaryMetric
     }
 
 
-def estimate_shared_server(records: Sequence[RoundRecord], all_may_evaluate: bool) -> Summary:
-    """Of a dedicated server: its busy share of the time, and the seconds the run would have taken with a shared one.
-
-    `all_may_evaluate`: whether all ranks may share the evaluation.
-    """
+def server_load(records: Sequence[RoundRecord]) -> Summary:
+    """Of a dedicated server: the share of the time in which it evaluated, saved or computed its step."""
     pairs = zip(records, [None, *records], strict=False)
     rounds = [(record, previous) for record, previous in pairs if _has_dedicated_server(record)]
     if not rounds:
         return {}
-    busy = sum(r.seconds.server + r.seconds.checkpoint + _evaluation(previous)[0] for r, previous in rounds)
-    saved = sum(r.seconds.total - _seconds_if_shared(r, previous, all_may_evaluate) for r, previous in rounds)
-    return {
-        "server_busy": min(1.0, busy / sum(record.seconds.total for record, _ in rounds)),
-        "seconds_if_shared": sum(record.seconds.total for record in records) - saved,
-    }
+    busy = sum(r.seconds.server + r.seconds.checkpoint + _evaluation_seconds(previous) for r, previous in rounds)
+    return {"server_busy": min(1.0, busy / sum(record.seconds.total for record, _ in rounds))}
 
 
 def _has_dedicated_server(record: RoundRecord) -> bool:
     return len(record.workers) > 1 and ("0" not in record.workers or record.workers["0"].busy is None)
 
 
-def _evaluation(record: RoundRecord | None) -> tuple[float, bool]:
-    """Its seconds, and whether rank 0 did it alone."""
+def _evaluation_seconds(record: RoundRecord | None) -> float:
     workers = () if record is None else record.workers.values()
-    seconds = [worker.evaluate for worker in workers if worker.evaluate is not None]
-    return max(seconds, default=0.0), len(seconds) == 1
-
-
-def _seconds_if_shared(record: RoundRecord, previous: RoundRecord | None, all_may_evaluate: bool) -> float:
-    """Seconds of the round with its clients divided among one rank more, as fast as the others are on average.
-
-    A round lasts as long as its busiest rank, so the largest number of clients per rank counts, down to an even
-    division of the work. Rank 0 then evaluates the previous model while nobody trains.
-    """
-    workers = [worker for worker in record.workers.values() if worker.busy is not None]
-    clients, ranks, local = sum(worker.clients or 0 for worker in workers), len(workers) + 1, record.seconds.local
-    shrink = math.ceil(clients / ranks) / max(1, math.ceil(clients / len(workers)))
-    training = min(local, max(local * shrink, sum(worker.busy or 0.0 for worker in workers) / ranks))
-    seconds, is_alone = _evaluation(previous)
-    overlapped = seconds if is_alone else 0.0
-    evaluation = overlapped / (ranks if all_may_evaluate else 1)
-    return record.seconds.total - max(local, overlapped) + training + evaluation
+    return max((worker.evaluate for worker in workers if worker.evaluate is not None), default=0.0)
 
 
 def _scores(scores: list[tuple[int, float]], before: int, metric: PrimaryMetric) -> Summary:
@@ -114,12 +89,8 @@ def _time(summary: Summary) -> str:
 def _server(summary: Summary) -> str:
     if "server_busy" not in summary:
         return ""
-    shared, seconds = summary["seconds_if_shared"], summary["seconds"]
-    would = f"have taken about {format_duration(shared)} instead of {format_duration(seconds)}"
-    if shared > CLEARLY_FASTER * seconds:
-        would = f"not have been faster (about {format_duration(shared)})"
-    busy = f"busy {100 * summary['server_busy']:.0f} % of the time"
-    return f"server          {busy}; topology.server=shared would {would}"
+    hint = "; topology.server=shared would let it train too" if summary["server_busy"] < MOSTLY_IDLE else ""
+    return f"server          busy {100 * summary['server_busy']:.0f} % of the time{hint}"
 
 
 def _score_lines(summary: Summary, metric: PrimaryMetric) -> list[str]:

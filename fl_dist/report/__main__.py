@@ -21,6 +21,7 @@ from fl_dist.report.page import build_document, load_plotly, render_page
 from fl_dist.report.run_reader import RunSource
 from fl_dist.report.series import SeriesCache
 from fl_dist.report.serve import LiveDocument, serve
+from fl_dist.results.archive import opened_archive
 from fl_dist.results.arguments import add_run_arguments, expand_arguments
 
 
@@ -28,11 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     try:
         load_plotly()  # before the runs are read, which takes longer
-        source = RunSource(expand_arguments(arguments.runs), arguments.only, arguments.published)
-        if arguments.serve:
-            serve(LiveDocument(source), arguments.port)
-        else:
-            _write(render_page(build_document(source, SeriesCache())), arguments.output)
+        with opened_archive(arguments.source) as folder:
+            source = RunSource(expand_arguments(arguments.runs), arguments.only, arguments.published, folder)
+            if arguments.serve:
+                serve(LiveDocument(source), arguments.port)
+            else:
+                _write(render_page(build_document(source, SeriesCache())), arguments.output)
     except (FlDistError, OSError) as e:
         terminal.print_error(e, e if arguments.traceback else None)
         return 2

@@ -9,7 +9,6 @@ from fl_dist.metrics.record import PHASES, RoundRecord, WorkerRecord
 from fl_dist.plots.base import COLOURS, MAX_ASPECT, line_widths
 from fl_dist.report.run_reader import RunSnapshot, mapping_or_empty, number_grid, number_list, rounded_number
 from fl_dist.report.series import Line
-from fl_dist.results.timeline import training_ranks
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]
@@ -213,6 +212,12 @@ def mean_seconds(records: Sequence[RoundRecord]) -> dict[str, float]:
     sums: dict[str, float] = {key: sum(getattr(r.seconds, key) or 0 for r in records) for key in keys}
     sums[REST] = max(0.0, sums[TOTAL] - sum(sums[phase] for phase in PHASES))
     return {key: float(f"{value / len(records):.4g}") for key, value in sums.items()}
+
+
+def training_ranks(records: Sequence[RoundRecord]) -> list[str]:
+    """The ranks that trained in any of these rounds, in order."""
+    busy = {rank for record in records for rank, worker in record.workers.items() if worker.busy is not None}
+    return sorted(busy, key=lambda rank: (len(rank), rank))
 
 
 class Bar(NamedTuple):

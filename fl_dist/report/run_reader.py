@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fl_dist.common.errors import error_message
+from fl_dist.common.errors import ConfigError, error_message
 from fl_dist.common.formatting import pluralize, shorten
 from fl_dist.config import read_recorded_config
 from fl_dist.metrics.record import RoundRecord, parse_record
@@ -74,10 +74,19 @@ class RunGroup:
 class RunSource:
     """The runs of the command line; reading them again reads only what has changed."""
 
-    def __init__(self, words: Sequence[str], only: Sequence[str] = (), published: str | None = None) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        only: Sequence[str] = (),
+        published: str | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """`folder`: where the runs of the sweep are, if not in its own folder."""
         self._only, self._published = list(only), published
         sweeps, self._folders = _split_arguments(words)
-        self._sweeps = [collect(sweep, self._only) for sweep in sweeps]
+        if folder is not None and (self._folders or len(sweeps) != 1):
+            raise ConfigError("an archive has the runs of one sweep; name its file alone")
+        self._sweeps = [collect(sweep, self._only, folder=folder) for sweep in sweeps]
         self._folder_runs: tuple[Fingerprint, Collection] | None = None
         self._snapshots: dict[Path, RunSnapshot] = {}
 

@@ -23,7 +23,8 @@ from fl_dist.common.terminal import parse_int_at_least
 from fl_dist.config.sweeps import ExtraColumn, TableSettings
 from fl_dist.metrics.record import COSTS, list_keys
 from fl_dist.plots.base import check_plot_file
-from fl_dist.results import curves, figures, timeline
+from fl_dist.results import curves, figures
+from fl_dist.results.archive import check_archive_name, opened_archive, write_archive
 from fl_dist.results.arguments import add_run_arguments, expand_arguments
 from fl_dist.results.collect import Collection, collect
 from fl_dist.results.render import FORMATS, SUFFIXES
@@ -36,27 +37,34 @@ KEYS = [info.key for info in list_keys() if info.key != "dropped"]
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     try:
-        collection = collect(expand_arguments(arguments.runs), arguments.only)
-        render = FORMATS[_output_format(arguments)]
-        curves_file, timeline_file = _plot_path(arguments.curves), _plot_path(arguments.timeline)
-        scatter_file, over_file = _plot_path(arguments.scatter), _plot_path(arguments.plot)
-        _check_figures(arguments, collection)
-        lines = figures.lines_over(collection, arguments.over) if over_file else []
-        settings, published = _table_settings(arguments, collection), collection.published_file(arguments.published)
-        table = build_table(collection, settings, arguments.cost or ["rounds"], published)
-        _write(render(table), arguments.output)
-        if curves_file and not curves.draw(collection, curves_file, arguments.against):
-            print("no run has a score yet: no curves were drawn", file=sys.stderr)
-        if scatter_file and not figures.draw_scatter(collection, scatter_file, arguments.x, settings):
-            print(f"no run has a score and {arguments.x} yet: no scatter plot was drawn", file=sys.stderr)
-        if over_file and not figures.draw_over(lines, over_file, arguments.over, settings):
-            print("no run has a score yet: no plot was drawn", file=sys.stderr)
-        if timeline_file and not timeline.draw(collection.runs, timeline_file):
-            print("no run has recorded its workers: no timeline was drawn", file=sys.stderr)
+        with opened_archive(arguments.source) as folder:
+            _show(arguments, collect(expand_arguments(arguments.runs), arguments.only, folder=folder))
     except (FlDistError, OSError) as e:
         terminal.print_error(e, e if arguments.traceback else None)
         return 2
     return 0
+
+
+def _show(arguments: argparse.Namespace, collection: Collection) -> None:
+    archive_file = _archive_path(arguments.archive)
+    render = FORMATS[_output_format(arguments)]
+    curves_file, surfaces_file = _plot_path(arguments.curves), _plot_path(arguments.surfaces)
+    scatter_file, over_file = _plot_path(arguments.scatter), _plot_path(arguments.plot)
+    _check_figures(arguments, collection)
+    lines = figures.lines_over(collection, arguments.over) if over_file else []
+    settings, published = _table_settings(arguments, collection), collection.published_file(arguments.published)
+    table = build_table(collection, settings, arguments.cost or ["rounds"], published)
+    _write(render(table), arguments.output)
+    if curves_file and not curves.draw(collection, curves_file, arguments.against):
+        print("no run has a score yet: no curves were drawn", file=sys.stderr)
+    if scatter_file and not figures.draw_scatter(collection, scatter_file, arguments.x, settings):
+        print(f"no run has a score and {arguments.x} yet: no scatter plot was drawn", file=sys.stderr)
+    if over_file and not figures.draw_over(lines, over_file, arguments.over, settings):
+        print("no run has a score yet: no plot was drawn", file=sys.stderr)
+    if surfaces_file and not figures.draw_surfaces(collection, surfaces_file):
+        print("no run has measured a surface, a plane or a line yet: none was drawn", file=sys.stderr)
+    if archive_file:
+        write_archive(collection, archive_file)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -95,16 +103,19 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--format", choices=tuple(FORMATS), help="default: by the name of the output, or text")
     parser.add_argument("-o", "--output", metavar="FILE", help=f"{', '.join(SUFFIXES)} (default: the terminal)")
     parser.add_argument("--curves", metavar="FILE", help="also draw the learning curves: .png, .pdf or .svg")
-    parser.add_argument(
-        "--timeline", metavar="FILE", help="also draw when each worker was busy, in the last rounds of each run"
-    )
     parser.add_argument("--against", choices=tuple(COSTS), default="rounds", help="what the curves are drawn over")
     parser.add_argument("--scatter", metavar="FILE", help="also draw each row's final score against --x")
     parser.add_argument(
         "--x", metavar="KEY", help=f"a number of metrics.jsonl, as for --also, or a total: {', '.join(COSTS)}"
     )
+    parser.add_argument(
+        "--surfaces", metavar="FILE", help="also draw the loss surfaces, planes and lines that the runs have measured"
+    )
     parser.add_argument("--plot", metavar="FILE", help="also draw each row's final score over the values of --over")
     parser.add_argument("--over", metavar="KEY", help="a key of the configuration, such as algorithm.rho")
+    parser.add_argument(
+        "--archive", metavar="FILE", help="also write the records of the runs, without models, to a .tar.xz for --from"
+    )
     terminal.add_traceback_option(parser)
     return parser
 
@@ -122,6 +133,13 @@ def _plot_path(name: str | None) -> Path | None:
     if name is None:
         return None
     check_plot_file(file := expand_path(name))
+    return file
+
+
+def _archive_path(name: str | None) -> Path | None:
+    if name is None:
+        return None
+    check_archive_name(file := expand_path(name))
     return file
 
 

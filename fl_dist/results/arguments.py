@@ -20,6 +20,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--published", metavar="FILE", help="numbers to show beside ours (default: published.csv beside the sweep)"
     )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="FILE",
+        help="read the runs of the sweep from an archive of records (results --archive) instead of their folders",
+    )
 
 
 def expand_arguments(words: Sequence[str]) -> list[str]:

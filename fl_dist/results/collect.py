@@ -1,13 +1,14 @@
 """Runs with their places in a table: from a sweep's file, or from folders whose configurations differ."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fl_dist.common.errors import ConfigError, DataError, error_message
+from fl_dist.common.files import read_lines
 from fl_dist.common.formatting import shorten, suggest
 from fl_dist.common.paths import expand_path
 from fl_dist.config import LAYOUT_KEYS, read_recorded_config
@@ -15,7 +16,7 @@ from fl_dist.config.loading import flatten_keys
 from fl_dist.config.sweeps import COLUMN, LIST, ROW, Sweep, axis_names, matches_any, read_sweep
 from fl_dist.metrics.file import read_records
 from fl_dist.metrics.record import COSTS, RoundRecord
-from fl_dist.storage.run_folder import CONFIG, METRICS, RunFolder, find_runs
+from fl_dist.storage.run_folder import CONFIG, DIAGNOSTICS, METRICS, RunFolder, find_runs
 from fl_dist.tasks import PrimaryMetric
 
 SEED = "seed"
@@ -58,7 +59,14 @@ class RunResult:
     @cached_property
     def finished(self) -> bool:
         """Also if it stopped before its last round."""
-        return RunFolder(self.path).is_finished(self.rounds)
+        folder = RunFolder(self.path)
+        return folder.is_finished(self.rounds) or folder.is_finished_record(self.rounds)
+
+    @cached_property
+    def diagnostics(self) -> list[Mapping[str, Any]]:
+        """The values of all diagnostics, by increasing round: of its records, then those measured later."""
+        values = [values for record in self.records for values in (record.diagnostics or {}).values()]
+        return values + [entry["values"] for entry in read_lines(self.path / DIAGNOSTICS)]
 
     @cached_property
     def scores(self) -> list[tuple[int, float]]:
@@ -118,12 +126,19 @@ class Collection:
         return self.published if self.published and self.published.exists() else None
 
 
-def collect(words: Sequence[str], only: Sequence[str] = (), lenient: bool = False) -> Collection:
-    """The runs of `SWEEP.yaml key=value ...` or of folders; `lenient` leaves out runs that cannot be read."""
+def collect(
+    words: Sequence[str], only: Sequence[str] = (), lenient: bool = False, folder: Path | None = None
+) -> Collection:
+    """The runs of `SWEEP.yaml key=value ...` or of folders; `lenient` leaves out runs that cannot be read.
+
+    `folder`: where the runs of the sweep are, if not in its own folder.
+    """
     if not words:
         raise ConfigError("name a sweep's file, or folders of runs")
     first = Path(words[0])
     if first.is_dir() or not first.suffix:
+        if folder is not None:
+            raise ConfigError(f"an archive has the runs of a sweep; name its file instead of {first}")
         return _collect_folders(words, only, lenient)
     sweep, sweep_runs = read_sweep(words[0], words[1:], only)
     row, columns = _table_axes(sweep)
@@ -132,13 +147,15 @@ def collect(words: Sequence[str], only: Sequence[str] = (), lenient: bool = Fals
             run.name,
             run.labels[row],
             ", ".join(run.labels[axis] for axis in columns),
-            run.run,
+            folder / run.name if folder else run.run,
             run.rounds,
             run.config.evaluate.final_window,
             _table_settings(run.config.model_dump(mode="json")),
         )
         for run in sweep_runs
     ]
+    if folder is not None and not any(run.path.exists() for run in runs):
+        raise ConfigError(f"the archive has no run of {first}")
     return Collection(first.stem, runs, sweep, first.parent / "published.csv")
 
 

@@ -1,6 +1,6 @@
 """Final scores with error bars, against a number of the records or a setting: panels by column, colours by row."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,7 @@ from fl_dist.common.errors import ConfigError
 from fl_dist.common.formatting import shorten, suggest
 from fl_dist.config.sweeps import ExtraColumn, TableSettings
 from fl_dist.metrics.record import COSTS
+from fl_dist.plots import surfaces
 from fl_dist.results.collect import Collection, RunResult, differing_keys, format_setting
 from fl_dist.results.panels import draw_panels, label_panel, line_style, scale_x
 from fl_dist.results.table import Measure, summarize
@@ -50,10 +51,17 @@ def draw_scatter(collection: Collection, file: Path, key: str, table: TableSetti
             if (row, column) in points:
                 _draw_points(panel, [points[row, column]], k, row)
         scale_x(panel, [point.x for (_, c), point in points.items() if c == column])
-        label_panel(panel, column, COSTS[key].label if key in COSTS else key, metric)
+        label_panel(panel, column, _label_of(key, table), metric)
 
     draw_panels(file, columns, draw)
     return True
+
+
+def _label_of(key: str, table: TableSettings) -> str:
+    """As the table heads it, if it has such a column."""
+    if key in COSTS:
+        return COSTS[key].label
+    return next((name for name, column in table.extra_columns.items() if column.key == key), key)
 
 
 def scatter_points(collection: Collection, key: str, table: TableSettings) -> dict[tuple[str, str], Point]:
@@ -98,6 +106,18 @@ def line_points(line: Line, table: TableSettings) -> list[Point]:
     by_value = {value: [run for run in runs if run.scores] for value, runs in line.runs.items()}
     points = [_score_point(runs, table, value or 0.0) for value, runs in by_value.items() if runs]
     return sorted(points, key=lambda point: point.x)
+
+
+def draw_surfaces(collection: Collection, file: Path) -> bool:
+    """The newest surface, plane and profile of each cell, all on one scale; False: there is none, and no file."""
+    has_columns = len(collection.columns) > 1
+    cells: dict[str, Sequence[Mapping[str, Any]]] = {}
+    for run in collection.runs:
+        label = f"{run.row}, {run.column}" if has_columns else run.row
+        drawable = [{"values": values} for values in run.diagnostics if surfaces.can_draw(values)]
+        if drawable:
+            cells.setdefault(label, drawable)
+    return surfaces.draw(cells, file)
 
 
 def lines_over(collection: Collection, key: str) -> list[Line]:

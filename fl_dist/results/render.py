@@ -2,10 +2,14 @@
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterator
 from itertools import groupby
 
 from fl_dist.results.table import FAILED, NO_RUN, NOT_REACHED, Measure, Number, ResultsTable
+
+MAX_DECIMALS = 6
+"""Of a number with a deviation; smaller ones are written with an exponent."""
 
 
 def render_text(table: ResultsTable) -> str:
@@ -97,9 +101,7 @@ def _format_cell(number: Number, measure: Measure, table: ResultsTable) -> str:
     if number.value is None:
         ours = NOT_REACHED if number.has_scores and measure.cost else NO_RUN
     else:
-        ours = _format_value(number.value, measure, table)
-        if number.spread is not None:
-            ours += f" ± {_format_value(number.spread, measure, table)}"
+        ours = _format_number(number.value, number.spread, measure, table)
     if number.is_partial:
         ours += "*"
     if number.published is None:
@@ -110,14 +112,22 @@ def _format_cell(number: Number, measure: Measure, table: ResultsTable) -> str:
     return f"{ours} ({value} ± {std})" if std else f"{ours} ({value})"
 
 
-def _format_value(value: float, measure: Measure, table: ResultsTable) -> str:
+def _format_number(value: float, spread: float | None, measure: Measure, table: ResultsTable) -> str:
+    format_ = _formatter(spread, measure, table)
+    return format_(value) if spread is None else f"{format_(value)} ± {format_(spread)}"
+
+
+def _formatter(spread: float | None, measure: Measure, table: ResultsTable) -> Callable[[float], str]:
+    """For both numbers; where the unit does not say how many digits, the deviation has two."""
     if measure.cost in ("rounds", "passes"):
-        return f"{value:,.0f}"
-    if measure.cost:
-        return f"{value:.3g}"
-    if measure.also:
-        return f"{100 * value:.2f}" if measure.also.percent else f"{value:.4g}"
-    return table.primary_metric.format(value).removesuffix(" %")
+        return "{:,.0f}".format
+    if not (measure.cost or measure.also):
+        return lambda number: table.primary_metric.format(number).removesuffix(" %")
+    if measure.also and measure.also.percent:
+        return lambda number: f"{100 * number:.2f}"
+    if not spread or abs(math.log10(spread)) > MAX_DECIMALS:
+        return f"{{:.{3 if measure.cost else 4}g}}".format
+    return f"{{:,.{max(0, 1 - math.floor(math.log10(spread)))}f}}".format
 
 
 def _to_csv(value: float | None, measure: Measure, table: ResultsTable) -> str:
@@ -129,8 +139,10 @@ def _to_csv(value: float | None, measure: Measure, table: ResultsTable) -> str:
 
 
 def _headers(table: ResultsTable) -> list[tuple[str, str]]:
-    """The label of each column and, if there are several kinds of numbers, its kind."""
+    """The label of each column and, if there are several kinds of numbers, its kind; of a single column only that."""
     several = any(measure.cost or measure.also for _, measure in table.columns)
+    if several and len({column for column, _ in table.columns}) == 1:
+        return [(measure.head, "") for _, measure in table.columns]
     return [(column or table.primary_metric.name, measure.head if several else "") for column, measure in table.columns]
 
 

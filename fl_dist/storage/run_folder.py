@@ -81,6 +81,12 @@ class RunFolder:
         """Whether the model after at least `rounds` rounds is written."""
         return (self.path / MODEL).exists() and rounds <= self._read_config().get("rounds", rounds)
 
+    def is_finished_record(self, rounds: int) -> bool:
+        """Whether only the records of a finished run were kept, without its model and its checkpoints."""
+        summary = self._read_summary()
+        has_all = "stopped" in summary or summary.get("rounds", 0) >= rounds
+        return not self.checkpoints.exists() and summary.get("finished") is True and has_all
+
     def check_not_finished(self, rounds: int) -> None:
         if self.is_finished(rounds):
             raise ConfigError(

@@ -545,7 +545,7 @@ class TestOnQuadratics:
     )
     def test_clients(self, values: list[float], better: str, expected: dict[str, Any]) -> None:
         context = quadratic_context(diagonal(1), [0], best_is=better)
-        context.loss_oracle.clients, context.loss_oracle.classes = lambda w: values, lambda w: []
+        context.loss_oracle.clients, context.loss_oracle.classes = lambda w, on: values, lambda w: []
         # Of so few clients the worst tenth is the worst one.
         expected |= {"worst_tenth": expected["worst"], "classes": []}
         assert run_diagnostics([ScheduledDiagnostic("clients", 1, Clients())], context, 1)["clients"] == expected

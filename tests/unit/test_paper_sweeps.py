@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import fl_dist
+from fl_dist.config import Config
 from fl_dist.config.sweeps import COLUMN, ROW, Sweep, SweepRun, read_sweep
 from fl_dist.metrics.record import COSTS
 from fl_dist.results.collect import RunResult
@@ -80,14 +81,20 @@ def test_extra_columns_are_measured_in_the_last_round(
     for name, (sweep, cells) in sweeps.items():
         for measure, column_info in sweep.table.extra_columns.items():
             section, _, rest = column_info.key.partition(".")
-            assert section in ("diagnostics", "seconds"), (name, measure)
+            assert section in ("diagnostics", "seconds", "spread"), (name, measure)
             label = rest.partition(".")[0]
             columns = {column for s, m, column in published_cells if (s, m) == (name, measure)}
             selected = [cell for cell in cells if cell.labels[COLUMN] in columns] or cells
-            measured = [cell for cell in selected if section == "seconds" or label in cell.config.diagnostics]
+            measured = [cell for cell in selected if is_measured(section, label, cell.config)]
             assert measured and (len(measured) == len(selected) or not columns), (name, measure)
             for cell in measured if section == "diagnostics" else []:
                 assert cell.rounds % cell.config.diagnostics[label]["every"] == 0, (name, cell.name)
+
+
+def is_measured(section: str, label: str, config: Config) -> bool:
+    if section == "spread":
+        return not label.startswith("validation_") or config.clients.validation > 0
+    return section == "seconds" or label in config.diagnostics
 
 
 def test_small_versions_have_the_same_extra_columns(sweeps: dict[str, tuple[Sweep, list[SweepRun]]]) -> None:

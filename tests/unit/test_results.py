@@ -7,10 +7,11 @@ import json
 import re
 import shutil
 import statistics
+import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from PIL import Image
 
 from fl_dist.main import main as train
 from fl_dist.metrics.record import list_keys
+from fl_dist.report.__main__ import main as report
 from fl_dist.results.__main__ import main, parser
 from fl_dist.results.collect import collect
 from fl_dist.results.figures import Point, line_points, lines_over, scatter_points
@@ -334,9 +336,9 @@ class TestExtraColumns:
     def test_extra_columns_have_their_own_format(self, sweep: str) -> None:
         Path("published.csv").write_text("sweep,row,column,measure,value,std\nsweep,Fed A,IID,train_mean,95.07,0.94\n")
         table = cells(sweep, "--only", "IID")
-        assert table["Fed A"][1:] == ["2 ± 1", "25.00 ± 25.00 (95.07 ± 0.94)", "90 ± 0"]
+        assert table["Fed A"][1:] == ["2.0 ± 1.0", "25.00 ± 25.00 (95.07 ± 0.94)", "90 ± 0"]
         text = invoke_ok(sweep, "--only", "IID", "--format", "markdown").out
-        assert "IID<br>train mean" in text and "**0.5 ± 0**" in text and "**2 ± 1**" not in text
+        assert "| train mean |" in text and "**0.5 ± 0**" in text and "**2.0 ± 1.0**" not in text
 
     def test_the_command_line_may_name_an_extra_column(self, sweep: str) -> None:
         lines = csv_values(sweep, "--also", "diagnostics.lpf.loss")
@@ -374,6 +376,26 @@ class TestExtraColumns:
 
     def test_a_key_that_is_not_a_number_is_named(self, sweep: str) -> None:
         assert "diagnostics.lpf in out/Fed_A" in error_line(sweep, "--also", "diagnostics.lpf")
+
+
+@pytest.mark.parametrize(
+    ("values", "cell"),
+    [
+        ((0.12345, 0.22345), "0.173 ± 0.071"),
+        ((123.4, 1234.5), "679 ± 786"),
+        ((2.0, 2.0), "2 ± 0"),
+        ((1e-9, 3e-9), "2e-09 ± 1.414e-09"),
+    ],
+)
+def test_a_deviation_has_two_digits_and_its_mean_as_many_decimals(
+    values: Sequence[float], cell: str, write_run: WriteRun
+) -> None:
+    for seed, value in enumerate(values):
+        folder = write_run(f"out/Fed_A-IID-seed{seed}", RISING)
+        lines = [json.loads(line) | {"train_loss": value} for line in (folder / "metrics.jsonl").open()]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = cells("sweep.yaml", "--only", "Fed_A-IID-seed[01]", "--also", "train_loss")
+    assert table["Fed A"][-1] == cell
 
 
 class TestMeans:
@@ -821,6 +843,105 @@ class TestScatter:
         assert "--x KEY" in error_line("sweep.yaml", "--scatter", "s.png")
         assert "--scatter FILE" in error_line("sweep.yaml", "--x", "passes")
         assert "s.doc" in error_line("sweep.yaml", "--scatter", "s.doc", "--x", "passes")
+
+    def test_a_number_of_the_table_is_named_as_there(self, write_run: WriteRun) -> None:
+        write_all_runs(write_run)
+        Path("sweep.yaml").write_text(SWEEP.replace("final_window: 3", "extra_columns: {loss: {key: train_loss}}"))
+        invoke_ok("sweep.yaml", "--scatter", "s.svg", "--x", "train_loss")
+        assert "<!-- loss -->" in Path("s.svg").read_text()
+
+
+class TestSurfaces:
+    GRID: ClassVar = {
+        "x": [-1.0, 0.0, 1.0],
+        "y": [-1.0, 0.0, 1.0],
+        "loss": [[3.0, 2.0, 3.0], [2.0, 1.0, 2.0], [3.0] * 3],
+    }
+
+    def measure(self, folder: Path, values: Mapping[str, Any]) -> None:
+        line = {"round": 5, "label": "surface", "values": values, "seconds": 1.0}
+        (folder / "diagnostics.jsonl").write_text(f"{json.dumps(line)}\n")
+
+    def test_one_panel_per_cell_that_has_a_surface(self, write_run: WriteRun) -> None:
+        for row in ("Fed_A", "Fed_B__"):
+            for seed in (0, 1):
+                self.measure(write_run(f"out/{row}-IID-seed{seed}", RISING), self.GRID)
+        write_run("out/Fed_A-Dir_0.1_-seed0", RISING)
+        invoke_ok("sweep.yaml", "--surfaces", "s.svg")
+        text = Path("s.svg").read_text()
+        assert [text.count(f"<!-- {label} -->") for label in ("Fed A, IID", "Fed_B&amp;%, IID", "Fed A, Dir(0.1)")] == [
+            1,
+            1,
+            0,
+        ]
+
+    def test_runs_without_surfaces_give_no_plot(self, write_run: WriteRun) -> None:
+        self.measure(write_run("out/Fed_A-IID-seed0", RISING), {"sharpness": 1.0})
+        result = invoke("sweep.yaml", "--surfaces", "s.png")
+        assert result.code == 0 and "none was drawn" in result.err and not Path("s.png").exists()
+
+    def test_a_damaged_line_is_named(self, write_run: WriteRun) -> None:
+        (write_run("out/Fed_A-IID-seed0", RISING) / "diagnostics.jsonl").write_text("{}}\n")
+        result = invoke("sweep.yaml", "--surfaces", "s.png")
+        assert result.code == 2 and "line 1 of out/Fed_A-IID-seed0/diagnostics.jsonl" in result.err
+
+
+class TestArchive:
+    """A table, its plots and its report from the records alone."""
+
+    def archive(self, write_run: WriteRun) -> str:
+        write_all_runs(write_run)
+        for folder in Path("out").iterdir():
+            (folder / "summary.json").write_text(json.dumps({"finished": True, "rounds": 5}))
+            (folder / "attempts.jsonl").write_text(json.dumps({"hosts": ["secret-host"]}) + "\n")
+        table = invoke_ok("sweep.yaml", "--archive", "records.tar.xz").out
+        shutil.rmtree("out")
+        return table
+
+    def test_the_table_is_the_same_without_the_runs(self, write_run: WriteRun) -> None:
+        table = self.archive(write_run)
+        assert "not finished" not in table
+        assert invoke_ok("sweep.yaml", "--from", "records.tar.xz", "--curves", "c.png").out == table
+        assert Path("c.png").stat().st_size > 0 and not Path("out").exists()
+
+    def test_an_unfinished_run_stays_unfinished(self, write_run: WriteRun) -> None:
+        write_run("out/Fed_A-IID-seed0", RISING[:3], rounds=5)
+        table = invoke_ok("sweep.yaml", "--archive", "records.tar.xz").out
+        assert "(3 of 5 rounds)" in table
+        assert invoke_ok("sweep.yaml", "--from", "records.tar.xz").out == table
+
+    def test_it_holds_records_only_and_is_reproducible(self, write_run: WriteRun) -> None:
+        self.archive(write_run)
+        with tarfile.open("records.tar.xz") as file:
+            names = {Path(name).name for name in file.getnames()}
+            text = b"".join(content.read() for member in file if (content := file.extractfile(member)))
+        assert names == {"config.yaml", "run.json", "metrics.jsonl", "summary.json"} and b"secret-host" not in text
+        first = Path("records.tar.xz").read_bytes()
+        invoke_ok("sweep.yaml", "--from", "records.tar.xz", "--archive", "again.tar.xz")
+        assert Path("again.tar.xz").read_bytes() == first
+
+    def test_the_report_is_made_from_it(self, write_run: WriteRun) -> None:
+        self.archive(write_run)
+        assert report(["sweep.yaml", "--from", "records.tar.xz", "-o", "report.html"]) == 0
+        assert "Fed A" in Path("report.html").read_text()
+
+    def test_mistakes_are_named(self, write_run: WriteRun) -> None:
+        self.archive(write_run)
+        Path("bad.tar.xz").write_bytes(b"no archive")
+        assert "does not exist" in error_line("sweep.yaml", "--from", "none.tar.xz")
+        assert "bad.tar.xz cannot be extracted" in error_line("sweep.yaml", "--from", "bad.tar.xz")
+        assert ".tar.xz" in error_line("sweep.yaml", "--from", "sweep.yaml")
+        assert ".tar.xz" in error_line("sweep.yaml", "--archive", "records.zip")
+        assert "name its file" in error_line("out", "--from", "records.tar.xz")
+        Path("other.yaml").write_text(SWEEP.replace("Fed A", "Other").replace("Fed_B&%", "More"))
+        assert "no run of other.yaml" in error_line("other.yaml", "--from", "records.tar.xz")
+        result = invoke("sweep.yaml", "--archive", "new.tar.xz")
+        assert result.code == 2 and "no run has a record yet" in result.err and not Path("new.tar.xz").exists()
+
+    def test_an_archive_cannot_write_outside_of_its_folder(self, write_run: WriteRun) -> None:
+        with tarfile.open("evil.tar.xz", "w:xz") as file:
+            file.addfile(tarfile.TarInfo("../evil.txt"))
+        assert "outside of its folder" in error_line("sweep.yaml", "--from", "evil.tar.xz")
 
 
 class TestPlotOver:

@@ -1,11 +1,11 @@
-"""The summary of a run: final score, totals, the estimated time with a shared server."""
+"""The summary of a run: final score, totals, the load of a dedicated server."""
 
 from typing import Any
 
 import pytest
 
 from fl_dist.metrics import RoundRecord
-from fl_dist.metrics.summary import estimate_shared_server, summarize, summary_lines
+from fl_dist.metrics.summary import server_load, summarize, summary_lines
 from fl_dist.tasks.classification import Classification
 
 METRIC = Classification.primary_metric
@@ -42,59 +42,40 @@ TWO_WORKERS = {1: (4.0, 2), 2: (4.0, 2)}
 
 
 @pytest.mark.parametrize(
-    ("records", "all_may_evaluate", "busy", "shared"),
+    ("records", "busy"),
     [
-        # 4 clients of 2 s over 2 workers take 4 s, over 3 as well; 8 take 8 s, and 6 s.
-        ([server_record(5, TWO_WORKERS)], True, 0.2 / 5, 5),
-        ([server_record(9, {1: (8.0, 4), 2: (8.0, 4)})], True, 0.2 / 9, 7),
-        # One worker: half the time.
-        ([server_record(9, {1: (8.0, 4)})], True, 0.2 / 9, 5),
-        # Unequal clients: no faster than an even split of 12 s, no slower than before.
-        ([server_record(9, {1: (8.0, 1), 2: (4.0, 3)})], True, 0.2 / 9, 9),
-        ([server_record(7, {1: (6.0, 3), 2: (6.0, 1)})], True, 0.2 / 7, 7),
-        ([server_record(7, {1: (6.0, 4), 2: (6.0, 5)})], True, 0.2 / 7, 5),
-        # The evaluation of round 1 ran during round 2; shared, it takes 1 s on 3 ranks or 3 s on one.
-        ([server_record(5, TWO_WORKERS, 3.0), server_record(5, TWO_WORKERS)], True, 3.4 / 10, 11),
-        ([server_record(5, TWO_WORKERS, 3.0), server_record(5, TWO_WORKERS)], False, 3.4 / 10, 13),
-        # It took longer than the training of round 2.
-        ([server_record(5, TWO_WORKERS, 9.0), server_record(10, TWO_WORKERS)], True, 9.4 / 15, 13),
-        # All ranks evaluated: nothing changes.
-        ([server_record(5, TWO_WORKERS, 1.0, by=3), server_record(6, TWO_WORKERS)], True, 1.4 / 11, 11),
+        ([server_record(5, TWO_WORKERS)], 0.2 / 5),
+        # The evaluation of round 1 ran during round 2, by rank 0 or by all ranks.
+        ([server_record(5, TWO_WORKERS, 3.0), server_record(5, TWO_WORKERS)], 3.4 / 10),
+        ([server_record(5, TWO_WORKERS, 1.0, by=3), server_record(6, TWO_WORKERS)], 1.4 / 11),
         # The run started with a shared server.
-        ([server_record(5, {0: (4.0, 2), 1: (4.0, 2)}), server_record(9, {1: (8.0, 4)})], True, 0.2 / 9, 10),
+        ([server_record(5, {0: (4.0, 2), 1: (4.0, 2)}), server_record(9, {1: (8.0, 4)})], 0.2 / 9),
     ],
 )
-def test_the_time_with_a_shared_server_is_estimated(
-    records: list[RoundRecord], all_may_evaluate: bool, busy: float, shared: float
-) -> None:
-    estimate = estimate_shared_server(records, all_may_evaluate)
-    assert estimate == {"server_busy": pytest.approx(busy), "seconds_if_shared": pytest.approx(shared)}
+def test_the_load_of_a_dedicated_server_is_its_share_of_the_time(records: list[RoundRecord], busy: float) -> None:
+    assert server_load(records) == {"server_busy": pytest.approx(busy)}
 
 
-def test_without_a_dedicated_server_there_is_no_estimate() -> None:
-    assert (
-        estimate_shared_server([server_record(5, {0: (4.0, 2)}), server_record(5, {0: (4.0, 2), 1: (4.0, 2)})], True)
-        == {}
-    )
-    assert estimate_shared_server([RoundRecord.from_json(COMMON_FIELDS | {"seconds": {"total": 1.0}})], True) == {}
+def test_without_a_dedicated_server_there_is_no_load() -> None:
+    assert server_load([server_record(5, {0: (4.0, 2)}), server_record(5, {0: (4.0, 2), 1: (4.0, 2)})]) == {}
+    assert server_load([RoundRecord.from_json(COMMON_FIELDS | {"seconds": {"total": 1.0}})]) == {}
 
 
-def test_the_summary_shows_the_time_with_a_shared_server() -> None:
+def test_the_summary_shows_the_load_of_the_server() -> None:
     lines = []
-    for record in (server_record(90, {1: (80.0, 4)}), server_record(5, TWO_WORKERS)):
-        summary = summarize([record], 3, METRIC, finished=True) | estimate_shared_server([record], True)
+    for records in ([server_record(5, TWO_WORKERS)], [server_record(5, TWO_WORKERS, 9.0)] * 2):
+        summary = summarize(records, 3, METRIC, finished=True) | server_load(records)
         lines += [line for line in summary_lines(summary, METRIC, "") if line.startswith("server")]
     assert lines == [
-        "server          busy 0 % of the time; "
-        "topology.server=shared would have taken about 50.0 s instead of 1 min 30 s",
-        "server          busy 4 % of the time; topology.server=shared would not have been faster (about 5.0 s)",
+        "server          busy 4 % of the time; topology.server=shared would let it train too",
+        "server          busy 94 % of the time",
     ]
 
 
-@pytest.mark.parametrize(("columns", "needed"), [(60, 3), (80, 2), (120, 1)])
+@pytest.mark.parametrize(("columns", "needed"), [(60, 2), (80, 2), (120, 1)])
 def test_the_summary_fits_the_terminal(columns: int, needed: int) -> None:
     records = [server_record(36000, {1: (35000.0, 4)})]
-    summary = summarize(records, 3, METRIC, finished=True) | estimate_shared_server(records, True)
+    summary = summarize(records, 3, METRIC, finished=True) | server_load(records)
     lines = summary_lines(summary, METRIC, "runs/my", columns)
     assert max(map(len, lines)) <= columns
     first = next(k for k, line in enumerate(lines) if line.startswith("server"))

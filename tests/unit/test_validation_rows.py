@@ -35,7 +35,8 @@ def run(folder: Path, **changes: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run(tmp_path_factory.mktemp("validation") / "run", diagnostics={"clients": {"every": 3}})
+    both = {"clients": {"every": 3}, "training": {"name": "clients", "on": "train", "every": 3}}
+    return run(tmp_path_factory.mktemp("validation") / "run", diagnostics=both)
 
 
 def training_rows(rows: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -44,9 +45,9 @@ def training_rows(rows: np.ndarray) -> tuple[Tensor, Tensor]:
     return normalise(data.x_train[rows], data, torch.float32), data.y_train[rows]
 
 
-def accuracies(run: Run) -> list[float]:
-    """Of each client's validation rows by the final model."""
-    batches = [training_rows(rows) for rows in run.clients.validation if len(rows)]
+def accuracies(run: Run, clients: list[np.ndarray]) -> list[float]:
+    """Of each client's rows, if it has some, by the final model."""
+    batches = [training_rows(rows) for rows in clients if len(rows)]
     model = run.model()
     return [float((model(x).argmax(1) == y).double().mean()) for x, y in batches]
 
@@ -78,7 +79,7 @@ def test_training_is_that_on_a_data_set_without_the_rows(trained: Run, tmp_path:
 
 
 def test_record_and_diagnostic_are_those_of_the_definition(trained: Run) -> None:
-    expected, last = sorted(accuracies(trained)), read_records(trained.path)[-1]
+    expected, last = sorted(accuracies(trained, trained.clients.validation)), read_records(trained.path)[-1]
     known = {
         "mean": np.mean(expected),
         "std": np.std(expected),
@@ -90,6 +91,12 @@ def test_record_and_diagnostic_are_those_of_the_definition(trained: Run) -> None
     measured = last["diagnostics"]["clients"]
     assert {name: measured[name] for name in known} == pytest.approx(known, rel=1e-9)
     assert measured["worst"] == expected[0]
+
+
+def test_the_diagnostic_can_use_training_rows(trained: Run) -> None:
+    expected = accuracies(trained, trained.clients.rows)
+    measured = read_records(trained.path)[-1]["diagnostics"]["training"]
+    assert (measured["mean"], measured["std"]) == pytest.approx((np.mean(expected), np.std(expected)), rel=1e-9)
 
 
 def test_only_evaluated_rounds_have_them(trained: Run) -> None:

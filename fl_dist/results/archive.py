@@ -1,0 +1,45 @@
+"""The records of a sweep's runs as one file, from which tables, plots and reports can be made without the runs."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fl_dist.common import archives
+from fl_dist.common.errors import ConfigError
+from fl_dist.common.paths import expand_path
+from fl_dist.results.collect import Collection
+from fl_dist.storage.run_folder import CLIENTS, CONFIG, DIAGNOSTICS, METRICS, RUN_INFO, SUMMARY
+
+SUFFIX = ".tar.xz"
+KEPT_FILES = (CONFIG, RUN_INFO, METRICS, DIAGNOSTICS, SUMMARY, CLIENTS)
+"""No models, no checkpoints, no logs, no names of hosts."""
+
+
+def write_archive(collection: Collection, file: Path) -> None:
+    """The runs of the collection that have a record, each as a folder of its name."""
+    kept = [run for run in collection.runs if run.records]
+    if not kept:
+        raise ConfigError(f"no run has a record yet: {file} was not written")
+    paths = {f"{run.name}/{name}": run.path / name for run in kept for name in KEPT_FILES}
+    archives.pack({name: path.read_bytes() for name, path in paths.items() if path.exists()}, file)
+
+
+def check_archive_name(file: Path) -> None:
+    if not file.name.endswith(SUFFIX):
+        raise ConfigError(f"{file}: the name of an archive ends in {SUFFIX}")
+
+
+@contextmanager
+def opened_archive(name: str | None) -> Iterator[Path | None]:
+    """A temporary folder with the archive's runs; None without an archive."""
+    if name is None:
+        yield None
+        return
+    file = expand_path(name)
+    check_archive_name(file)
+    if not file.exists():
+        raise ConfigError(f"{file} does not exist")
+    with tempfile.TemporaryDirectory(prefix="fl_dist-") as folder:
+        archives.extract(file, Path(folder))
+        yield Path(folder)
