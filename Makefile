@@ -7,7 +7,7 @@ WORKERS ?= 4
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
 
-.PHONY: install install-dev run test test-all lint format bench chaos clean
+.PHONY: install install-dev run test test-all lint format figures bench chaos clean
 
 # What a run needs.
 install: .venv/.installed
@@ -45,6 +45,10 @@ lint: install-dev
 format: install-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Every table and picture of the documents, from the records in docs/records: no training.
+figures: install-dev
+	$(BIN)/python docs/figures.py
 
 # Disturb jobs at random N times and compare with undisturbed runs.
 N ?= 100

@@ -44,11 +44,11 @@ class ViT(nn.Module):
         self.position = nn.Parameter(torch.randn(height * width // PATCH**2, DIM))
         self.blocks = nn.Sequential(*(Block() for _ in range(BLOCKS)))
         self.norm = nn.LayerNorm(DIM)
-        self.coordinator = nn.Linear(DIM, outputs)
+        self.head = nn.Linear(DIM, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(self.embed(to_patches(x)) + self.position)
-        return self.coordinator(self.norm(x.mean(1)))
+        return self.head(self.norm(x.mean(1)))
 
 
 def to_patches(x: Tensor) -> Tensor:

@@ -63,8 +63,8 @@ def _show(arguments: argparse.Namespace, collection: Collection) -> None:
         print("no run has a score yet: no plot was drawn", file=sys.stderr)
     if surfaces_file and not figures.draw_surfaces(collection, surfaces_file):
         print("no run has measured a surface, a plane or a line yet: none was drawn", file=sys.stderr)
-    if archive_file:
-        write_archive(collection, archive_file)
+    if archive_file and not write_archive(collection, archive_file):
+        print("no run has a record yet: no archive was written", file=sys.stderr)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -125,6 +125,8 @@ def _check_figures(arguments: argparse.Namespace, collection: Collection) -> Non
         raise ConfigError("a scatter plot needs both --scatter FILE and --x KEY")
     if (arguments.plot is None) != (arguments.over is None):
         raise ConfigError("a plot over a setting needs both --plot FILE and --over KEY")
+    if arguments.archive and collection.published is None:
+        raise ConfigError("an archive has the runs of a sweep; name its file instead of folders")
     if arguments.x and arguments.x not in COSTS:
         _extra_column(arguments.x, collection, COSTS)
 

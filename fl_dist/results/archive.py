@@ -16,13 +16,13 @@ KEPT_FILES = (CONFIG, RUN_INFO, METRICS, DIAGNOSTICS, SUMMARY, CLIENTS)
 """No models, no checkpoints, no logs, no names of hosts."""
 
 
-def write_archive(collection: Collection, file: Path) -> None:
-    """The runs of the collection that have a record, each as a folder of its name."""
+def write_archive(collection: Collection, file: Path) -> bool:
+    """The runs that have a record, each as a folder of its name; False: none has, and no file is written."""
     kept = [run for run in collection.runs if run.records]
-    if not kept:
-        raise ConfigError(f"no run has a record yet: {file} was not written")
     paths = {f"{run.name}/{name}": run.path / name for run in kept for name in KEPT_FILES}
-    archives.pack({name: path.read_bytes() for name, path in paths.items() if path.exists()}, file)
+    if kept:
+        archives.pack({name: path.read_bytes() for name, path in paths.items() if path.exists()}, file)
+    return bool(kept)
 
 
 def check_archive_name(file: Path) -> None:

@@ -191,7 +191,7 @@ def test_a_sweep_is_validated_before_anything_starts(text, message, tmp_path, ca
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("name", ["sweep_digits.yaml", "results/cifar10.yaml"])
+@pytest.mark.parametrize("name", ["sweep_digits.yaml", "results/lenet.yaml"])
 def test_the_included_sweeps_are_valid(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     _, runs = sweep.read_sweep(f"configs/{name}")

@@ -168,7 +168,7 @@ def test_vit_is_two_pre_norm_blocks_then_mean_norm_and_head() -> None:
         z = F.layer_norm(y, (384,), block.norm2.weight, block.norm2.bias)
         y = y + F.gelu(block.mlp[2](F.gelu(block.mlp[0](z))))
     assert len(model.blocks) == 2 and model.position.shape == (64, 384)
-    torch.testing.assert_close(model(x), model.coordinator(F.layer_norm(y.mean(1), (384,))))
+    torch.testing.assert_close(model(x), model.head(F.layer_norm(y.mean(1), (384,))))
     assert abs(model.position.std() - 1) < 0.02
 
 
