@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fl_dist.callbacks.console import STARTING
 from fl_dist.common.errors import UserError, error_message
+from fl_dist.common.files import check_regular
 from fl_dist.common.formatting import format_duration
 from fl_dist.metrics.record import RoundRecord, parse_record
 from fl_dist.storage.run_folder import METRICS, RunFolder, find_runs, is_locked
@@ -101,6 +102,7 @@ def failure_reason(log: Path | None) -> str | None:
     """The first error of the last attempt; later ones are its consequences."""
     if log is None or not log.exists():
         return None
+    check_regular(log)
     with open(log, encoding="utf-8", errors="replace") as file:
         lines = [line.strip() for line in deque(file, LOG_TAIL_LINES)]
     attempt_start = max((k for k, line in enumerate(lines) if line.startswith(f"{STARTING} ")), default=0)
@@ -113,6 +115,7 @@ def failure_reason(log: Path | None) -> str | None:
 
 def _read_last_records(metrics: Path) -> list[RoundRecord]:
     try:
+        check_regular(metrics)
         with open(metrics, "rb") as file:
             lines = list(deque(file, RECENT_ROUNDS))
     except FileNotFoundError:

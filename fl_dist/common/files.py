@@ -1,9 +1,11 @@
 """Files that are complete or absent."""
 
 import contextlib
+import errno
 import json
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,19 @@ def write_atomically(path: str | Path, data: bytes, durable: bool = True) -> Non
         sync_folder(folder or os.curdir)
 
 
+def check_regular(path: str | Path) -> None:
+    """OSError if it is a pipe or a device: reading it might never end."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a folder fails by itself
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a regular file."""
+    check_regular(path)
+    return path.read_bytes()
+
+
 def append_lines(path: Path, entries: list[dict[str, Any]]) -> None:
     """Append JSON objects to a file, one per line, in one write."""
     data = "".join(f"{json.dumps(entry)}\n" for entry in entries).encode()
@@ -49,7 +64,7 @@ def append_lines(path: Path, entries: list[dict[str, Any]]) -> None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The JSON objects of such a file, none if it does not exist; an unfinished last line does not count."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    lines = read_file(path).splitlines(keepends=True) if path.exists() else []
     return [_parse_line(path, number, line) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
 
 

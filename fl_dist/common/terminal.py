@@ -12,7 +12,8 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
 from fl_dist.common.errors import error_message
@@ -103,6 +104,14 @@ def _replace_with_ascii(error: UnicodeError) -> tuple[str, int]:
     """For characters that the terminal cannot encode."""
     assert isinstance(error, UnicodeEncodeError)
     return "".join(_ASCII.get(c, "?") for c in error.object[error.start : error.end]), error.end
+
+
+@contextlib.contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    """Show what code warns of without the line of code, as for a command's user."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+        yield
 
 
 def print_error(error: BaseException | str, with_traceback_of: BaseException | None = None) -> None:

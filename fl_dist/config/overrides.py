@@ -1,5 +1,6 @@
 """A YAML file and overrides `key.sub=value` as one mapping, with the source of each key."""
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,8 @@ def source_of(path: KeyPath, sources: Sources) -> str:
 
 def read_recorded_config(path: str | Path) -> Any:
     """What the config.yaml of a run folder holds, with today's names of its keys."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ConfigError(f"{path} is not a regular file")
     raw = read_yaml(path)
     for old, new in RENAMED_KEYS.items():
         (section, key), new_key = old.split("."), new.partition(".")[2]

@@ -4,11 +4,13 @@ import contextlib
 import json
 import logging
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from fl_dist.common.errors import DataError, FlDistError
-from fl_dist.common.files import write_atomically
+from fl_dist.common.files import read_file, write_atomically
+from fl_dist.common.formatting import pluralize
 from fl_dist.metrics.record import RoundRecord, parse_record
 
 log = logging.getLogger("fl_dist")
@@ -30,7 +32,7 @@ class MetricsFile:
 
     def resume(self, rounds: int, unwritten: Sequence[RoundRecord] = ()) -> list[RoundRecord]:
         """The records of the first `rounds` rounds, from the file and a checkpoint; the file then holds just these."""
-        content = self.path.read_bytes() if self.path.exists() else b""
+        content = read_file(self.path) if self.path.exists() else b""
         lines = content.splitlines(keepends=True)
         parsed = [record for record in map(parse_record, lines) if record is not None]
         by_round = {record.round: record for record in [*parsed, *unwritten] if record.round <= rounds}
@@ -71,8 +73,22 @@ class MetricsFile:
 
 def read_records(file: Path) -> list[RoundRecord]:
     """The records of a run, finished or not; an unfinished last line does not count."""
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    return [_parse_line(file, number, line) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
+    lines = read_file(file).splitlines(keepends=True) if file.exists() else []
+    records = [_parse_line(file, number, line) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
+    kept, repeated = drop_repeated(records)
+    if repeated:
+        warnings.warn(describe_repeated(file, repeated), stacklevel=2)
+    return kept
+
+
+def drop_repeated(records: Sequence[RoundRecord]) -> tuple[list[RoundRecord], int]:
+    """The last record of each round, in order, and how many more there were: two jobs have written at once."""
+    by_round = {record.round: record for record in records}
+    return [by_round[index] for index in sorted(by_round)], len(records) - len(by_round)
+
+
+def describe_repeated(file: Path, repeated: int) -> str:
+    return f"{file} has {pluralize(repeated, 'round')} twice, as if two jobs had written at once; the last one counts"
 
 
 def _parse_line(file: Path, number: int, line: bytes) -> RoundRecord:

@@ -247,8 +247,15 @@ COSTS = {
 def parse_record(line: bytes) -> RoundRecord | None:
     """The record in a whole line, or None."""
     with contextlib.suppress(ValueError, RecursionError, TypeError, AttributeError):
-        return RoundRecord.from_json(json.loads(line)) if line.endswith(b"\n") else None
+        return RoundRecord.from_json(json.loads(line, parse_int=_parse_int)) if line.endswith(b"\n") else None
     return None
+
+
+def _parse_int(text: str) -> int:
+    """ValueError if no counter can have this value: arithmetic with floats would overflow."""
+    if abs(value := int(text)) >= 2**63:
+        raise ValueError("not a number of a record")
+    return value
 
 
 def shown_as(info: FieldInfo) -> Shown:

@@ -26,6 +26,7 @@ def load_init(module: nn.Module, path: str | Path) -> None:
                 f"model.init {path}: {name} has shape {list(tensor.shape)}, in the model"
                 f" {list(known[name].shape)}; set model to the one the file was saved from"
             )
+    _check_kinds("model.init", path, tensors, known)
     _copy(tensors, known)
 
 
@@ -38,6 +39,7 @@ def load_pretrained(module: nn.Module, path: str | Path) -> None:
             f"model.pretrained {path} shares no tensor by name and shape with the model: the file has "
             f"{_list_names(set(tensors))}, the model {_list_names(set(known))}"
         )
+    _check_kinds("model.pretrained", path, matching, known)
     _copy(matching, known)
 
 
@@ -50,6 +52,18 @@ def describe_pretrained(module: nn.Module, path: str | Path) -> str:
     copied, size = (sum(known[name].numel() for name in names) for names in (matching, known))
     fresh = _list_names(known.keys() - matching)
     return f"{copied:,} of {size:,} numbers of the model are from {path}" + (f"; new are {fresh}" if fresh else "")
+
+
+def _check_kinds(key: str, path: str | Path, tensors: dict[str, Tensor], known: dict[str, Tensor]) -> None:
+    """Copying would convert integers, booleans and complex numbers silently."""
+    for name, tensor in tensors.items():
+        if _kind(tensor) != _kind(known[name]):
+            types = f"{name} is of type {tensor.dtype}, in the model {known[name].dtype}"
+            raise ModelError(f"{key} {path}: {types}; save it again in floating point".replace("torch.", ""))
+
+
+def _kind(tensor: Tensor) -> str:
+    return "float" if tensor.is_floating_point() else str(tensor.dtype)
 
 
 @torch.no_grad()

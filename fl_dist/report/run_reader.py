@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fl_dist.common.errors import ConfigError, error_message
+from fl_dist.common.files import read_file
 from fl_dist.common.formatting import pluralize, shorten
 from fl_dist.config import read_recorded_config
+from fl_dist.metrics.file import describe_repeated, drop_repeated
 from fl_dist.metrics.record import RoundRecord, parse_record
 from fl_dist.plots.base import distinct_names
 from fl_dist.results.collect import ACCURACY, Collection, RunResult, collect
@@ -195,8 +197,10 @@ def _read_config(file: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _read_records(file: Path, problems: list[str]) -> list[RoundRecord]:
-    by_round = {record.round: record for record in _parse_lines(file, parse_record, problems)}
-    return [by_round[index] for index in sorted(by_round)]
+    records, repeated = drop_repeated(_parse_lines(file, parse_record, problems))
+    if repeated:
+        problems.append(describe_repeated(Path(file.name), repeated))
+    return records
 
 
 def _parse_lines(file: Path, parse: Callable[[bytes], T | None], problems: list[str]) -> list[T]:
@@ -218,7 +222,7 @@ def _parse_object(text: bytes) -> dict[str, Any] | None:
 def _read_bytes(file: Path, problems: list[str]) -> bytes:
     """Nothing, if there is no such file."""
     try:
-        return file.read_bytes()
+        return read_file(file)
     except FileNotFoundError:
         return b""
     except OSError as e:

@@ -37,7 +37,7 @@ KEYS = [info.key for info in list_keys() if info.key != "dropped"]
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     try:
-        with opened_archive(arguments.source) as folder:
+        with terminal.warnings_in_one_line(), opened_archive(arguments.source) as folder:
             _show(arguments, collect(expand_arguments(arguments.runs), arguments.only, folder=folder))
     except (FlDistError, OSError) as e:
         terminal.print_error(e, e if arguments.traceback else None)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fl_dist.common import archives
 from fl_dist.common.errors import ConfigError
+from fl_dist.common.files import read_file
 from fl_dist.common.paths import expand_path
 from fl_dist.results.collect import Collection
 from fl_dist.storage.run_folder import CLIENTS, CONFIG, DIAGNOSTICS, METRICS, RUN_INFO, SUMMARY
@@ -21,7 +22,7 @@ def write_archive(collection: Collection, file: Path) -> bool:
     kept = [run for run in collection.runs if run.records]
     paths = {f"{run.name}/{name}": run.path / name for run in kept for name in KEPT_FILES}
     if kept:
-        archives.pack({name: path.read_bytes() for name, path in paths.items() if path.exists()}, file)
+        archives.pack({name: read_file(path) for name, path in paths.items() if path.exists()}, file)
     return bool(kept)
 
 

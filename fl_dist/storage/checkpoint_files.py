@@ -1,6 +1,7 @@
 """Writing and removing the files of a checkpoint."""
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import os
@@ -24,6 +25,8 @@ def serialize(tensors: Tensors) -> bytes:
 
 def create_folder(folder: Path, run: str) -> None:
     """The folder of a checkpoint, marked as unfinished and as this run's."""
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, "it is a symbolic link; remove it", str(folder))
     os.makedirs(folder, 0o755, exist_ok=True)
     with open(folder / UNFINISHED_MARKER, "wb", buffering=0) as file:
         file.write(run.encode())

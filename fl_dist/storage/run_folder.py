@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_dist.common.errors import ConfigError, FlDistError
-from fl_dist.common.files import write_atomically
+from fl_dist.common.files import check_regular, read_file, write_atomically
 from fl_dist.common.formatting import shorten
 from fl_dist.common.paths import expand_path
 from fl_dist.common.yaml_reader import to_yaml
@@ -61,8 +61,10 @@ def find_runs(folder: Path) -> list[Path]:
 
 def is_locked(run: Path) -> bool:
     """Whether a job holds the lock of the run now. (This takes a shared lock for a moment; a starting job waits.)"""
-    with contextlib.suppress(OSError), open(run / LOCK, "rb", buffering=0) as file:
-        return not _try_lock(file, fcntl.LOCK_SH)
+    with contextlib.suppress(OSError):
+        check_regular(run / LOCK)
+        with open(run / LOCK, "rb", buffering=0) as file:
+            return not _try_lock(file, fcntl.LOCK_SH)
     return False
 
 
@@ -72,6 +74,7 @@ class RunFolder:
         self.logs = self.path / "logs"
         self.info = RunInfo()
         self._lock: io.FileIO | None = None
+        self._lock_content = f"process {os.getpid()} on {socket.gethostname()}\n{secrets.token_hex(8)}\n".encode()
 
     @property
     def checkpoints(self) -> Path:
@@ -98,12 +101,23 @@ class RunFolder:
         """On rank 0: lock the folder and check or write its configuration. True if there is a run to resume."""
         try:
             self.logs.mkdir(parents=True, exist_ok=True, mode=0o755)
+            self._refuse_links()
             self._acquire_lock()
             return self._check_config(config)
         except OSError as e:
             raise ConfigError(
                 f"cannot use the run folder {shorten(self.path)}: {e.strerror}; choose another with run.dir"
             ) from None
+
+    def _refuse_links(self) -> None:
+        """Files that are written in place, not replaced, must not be links: what they point to would be overwritten."""
+        written = [self.path / name for name in (LOCK, METRICS, ATTEMPTS)]
+        for file in (*written, *self.logs.iterdir()):
+            if file.is_symlink() or file.exists() and not file.is_file():
+                kind = "a symbolic link" if file.is_symlink() else "not a regular file"
+                raise ConfigError(
+                    f"{file} is {kind}, and a run would write to it; remove it, or choose another run.dir"
+                )
 
     def _acquire_lock(self) -> None:
         """Lock the file at the path; someone may replace it while this job waits."""
@@ -116,12 +130,12 @@ class RunFolder:
                 self.release()
                 raise FolderInUseError(f"the run folder {self.path} is in use by {owner}; choose another run.dir")
         self._lock.truncate(0)
-        self._lock.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        self._lock.write(self._lock_content)
 
     def _read_lock_owner(self) -> str:
         assert self._lock is not None
         self._lock.seek(0)
-        return shorten(self._lock.read(200).decode(errors="replace").strip()) or "another job"
+        return shorten(self._lock.read(200).decode(errors="replace").partition("\n")[0].strip()) or "another job"
 
     def _holds_lock(self) -> bool:
         """Whether the file at the path is still the one that this job locked."""
@@ -134,11 +148,16 @@ class RunFolder:
     def check_lock(self) -> None:
         """FolderLostError if another job may have locked the folder; an error of the file system is no evidence."""
         with contextlib.suppress(OSError):
-            if self._lock is not None and not self._holds_lock():
+            # Where every lock succeeds, as on NFS with local locks, another job has written its own content.
+            if self._lock is not None and (not self._holds_lock() or self._lock_was_overwritten()):
                 raise FolderLostError(
                     f"the lock file of {self.path} was removed or replaced, so another job may write there; "
                     "this job stops: start it again to resume from the last checkpoint"
                 )
+
+    def _lock_was_overwritten(self) -> bool:
+        """A full disk leaves the file empty."""
+        return read_file(self.path / LOCK) not in (self._lock_content, b"")
 
     def _check_config(self, config: Config) -> bool:
         existing, run_files = self._read_config(), [n for n in RUN_FILES if os.path.lexists(self.path / n)]
@@ -192,7 +211,7 @@ class RunFolder:
 
     def read_info(self) -> RunInfo:
         try:
-            info = RunInfo(**json.loads((self.path / RUN_INFO).read_bytes()))
+            info = RunInfo(**json.loads(read_file(self.path / RUN_INFO)))
             if "headline" in info.facts:  # its key in older run folders
                 info.facts["primary_metric"] = info.facts.pop("headline")
             return info
@@ -223,7 +242,7 @@ class RunFolder:
 
     def _read_summary(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError):
-            summary = json.loads((self.path / SUMMARY).read_bytes())
+            summary = json.loads(read_file(self.path / SUMMARY))
             return summary if isinstance(summary, dict) else {}
         return {}
 

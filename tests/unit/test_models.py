@@ -1,5 +1,6 @@
 """Models have the published sizes and formulas; parameter files are loaded exactly or refused."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from fl_dist.models import load_init, models
 from fl_dist.models.vit import HEADS, Attention, to_patches
+from fl_dist.models.weights import load_pretrained
 from tests.support.models import CIFAR, build_by_name, error_message, parameter_count
 
 
@@ -30,6 +32,7 @@ def test_published_parameter_counts() -> None:
     [
         ("lenet5", CIFAR, 10, {}, 797_962),
         ("lenet5", CIFAR, 100, {}, 815_332),
+        ("lenet5", CIFAR, 10, {"channels": [6, 16], "units": [120, 84]}, 62_006),
         ("resnet8_gn", CIFAR, 100, {}, 1_258_404),
         ("resnet18_gn", CIFAR, 10, {}, 11_181_642),
         ("resnet18_gn", CIFAR, 100, {}, 11_227_812),
@@ -215,7 +218,24 @@ def test_init_that_does_not_fit_is_refused_and_changes_nothing(
     assert "lacks 'layers.1.bias' and has unknown 'layers.9.bias'" in error_message(load_init, model, path)
     save_file(tensors | {"layers.1.weight": torch.zeros(3, 63)}, path)
     assert "layers.1.weight has shape [3, 63], in the model [3, 64]" in error_message(load_init, model, path)
+
     assert all(p.equal(before[name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.complex64])
+@pytest.mark.parametrize("load", [load_init, load_pretrained])
+def test_weights_that_are_no_floats_are_refused(load: Callable[..., None], dtype: torch.dtype, tmp_path: Path) -> None:
+    model = build_by_name("mlp", (5,), 3)
+    weights = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
+    save_file(weights, tmp_path / "w.safetensors")
+    message = error_message(load, model, tmp_path / "w.safetensors")
+    assert f"is of type {str(dtype).removeprefix('torch.')}, in the model float32" in message
+    load(model, write_half(model, tmp_path / "half.safetensors"))
+
+
+def write_half(model: nn.Module, path: Path) -> Path:
+    save_file({name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}, path)
+    return path
 
 
 def test_init_names_an_absent_or_damaged_file(init_file: tuple[Path, dict[str, torch.Tensor]]) -> None:

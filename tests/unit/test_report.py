@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import re
 import shutil
 import sys
@@ -354,6 +355,32 @@ class TestIncompleteRuns:
         data = render_data(folder)
         assert data["figures"]["curves/0.0/test_loss"]["data"][0]["x"] == [1, 2, 3, 4, 5]
         assert "1 line of metrics.jsonl cannot be read, the first is line 6" in section_html(data, "summary")
+
+    def test_rounds_that_two_jobs_wrote_count_once_and_are_named(self, working_folder: Path) -> None:
+        folder = write_run(working_folder / "a", done=5)
+        append_records(folder, round_record(4), round_record(5))
+        data = render_data(folder)
+        assert data["figures"]["curves/0.0/test_loss"]["data"][0]["x"] == [1, 2, 3, 4, 5]
+        assert "metrics.jsonl has 2 rounds twice" in section_html(data, "summary")
+
+    @pytest.mark.parametrize("values", [{"bytes_up": 10**400}, {"method": {"a": -(10**30)}}])
+    def test_a_record_with_an_absurd_number_is_skipped_and_named(
+        self, working_folder: Path, values: dict[str, Any]
+    ) -> None:
+        folder = write_run(working_folder / "a", done=5)
+        append_records(folder, round_record(6) | values)
+        data = render_data(folder)
+        assert data["figures"]["curves/0.0/test_loss"]["data"][0]["x"] == [1, 2, 3, 4, 5]
+        assert "1 line of metrics.jsonl cannot be read, the first is line 6" in section_html(data, "summary")
+
+    @pytest.mark.parametrize("name", ["metrics.jsonl", "diagnostics.jsonl", "clients.json", "lock", "config.yaml"])
+    def test_a_pipe_does_not_block(self, working_folder: Path, name: str) -> None:
+        write_run(working_folder / "runs" / "b", done=2)
+        folder = write_run(working_folder / "runs" / "a", done=5)
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+        page = json.dumps(render_data(working_folder / "runs"))
+        assert name == "lock" or "not a regular file" in page
 
     @settings(max_examples=60)
     @given(

@@ -570,6 +570,17 @@ class TestUnfinished:
         else:
             assert set(sum(cells("sweep.yaml").values(), [])) == {"–"}
 
+    def test_rounds_that_two_jobs_wrote_count_once(self, write_run: WriteRun) -> None:
+        folder = write_run("out/Fed_A-IID-seed0", RISING)
+        lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (folder / "metrics.jsonl").write_text("".join([*lines[:3], *lines[1:]]))
+        words = ("sweep.yaml", "--only", "Fed_A-IID-seed0", "--target", "0.9", "--cost", "minutes")
+        result = invoke(*words)
+        warning = "warning: out/Fed_A-IID-seed0/metrics.jsonl has 2 rounds twice, as if two jobs had written at once"
+        assert result.code == 0 and result.err == f"{warning}; the last one counts\n"
+        (folder / "metrics.jsonl").write_text("".join(lines))
+        assert invoke_ok(*words).out == result.out
+
     def test_an_incomplete_last_line_is_ignored(self, write_run: WriteRun) -> None:
         """The last line is incomplete while the run is in progress."""
         file = write_run("out/Fed_A-IID-seed0", RISING[:3], rounds=5) / "metrics.jsonl"

@@ -1,14 +1,21 @@
-"""`run.json`, also of older run folders, and the classification of storage errors."""
+"""`run.json`, also of older run folders; links and pipes in a run folder; the classification of storage errors."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from fl_dist.common.errors import ConfigError, FlDistError
+from fl_dist.config import validate
+from fl_dist.main import main
+from fl_dist.storage import run_folder
 from fl_dist.storage.checkpoint import CheckpointFailedError, CorruptCheckpointError
+from fl_dist.storage.checkpoint_files import create_folder
 from fl_dist.storage.run_folder import RUN_INFO, FolderInUseError, FolderLostError, RunFolder
+from tests.support.processes import NO_WANDB
 
+SMALL_RUN = ["rounds=1", "model=mlp", "clients={total: 2, per_round: 1}", "local.epochs=1", *NO_WANDB]
 METRIC = {"name": "rmse", "best": "min", "percent": False}
 
 
@@ -26,3 +33,53 @@ def test_only_a_folder_in_use_is_a_user_error() -> None:
     assert issubclass(FolderInUseError, ConfigError) and FolderInUseError.is_user_error
     for error in (CorruptCheckpointError, CheckpointFailedError, FolderLostError):
         assert issubclass(error, FlDistError) and not error.is_user_error
+
+
+@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "attempts.jsonl", "logs/rank0.log"])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe"])
+def test_a_run_writes_through_no_link(name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.write_text("mine")
+    file = tmp_path / "run" / name
+    file.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to(outside if kind == "link" else tmp_path / "nowhere")
+    assert main([*SMALL_RUN, f"run.dir={tmp_path / 'run'}"]) == 2
+    error = capsys.readouterr().err
+    assert f"{file} is " in error and error.count("\n") == 1
+    assert outside.read_text() == "mine" and not (tmp_path / "nowhere").exists()
+
+
+def test_a_folder_that_is_a_link_may_hold_a_run(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "scratch")
+    assert main([*SMALL_RUN, f"run.dir={tmp_path / 'run'}"]) == 0
+    assert (tmp_path / "scratch" / "model.safetensors").exists()
+
+
+def test_a_checkpoint_is_not_written_through_a_link(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    folder = tmp_path / "run" / "checkpoint" / "round-000001"
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(outside)
+    with pytest.raises(OSError, match="symbolic link"):
+        create_folder(folder, "id")
+    assert not [*outside.iterdir()]
+
+
+def test_a_job_whose_lock_did_not_exclude_another_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On file systems where every lock succeeds, such as NFS with local locks, the content of the file decides."""
+    monkeypatch.setattr(run_folder, "_try_lock", lambda file, kind: True)
+    config = validate({"rounds": 1})
+    first, second = RunFolder(tmp_path), RunFolder(tmp_path)
+    first.acquire(config)
+    first.check_lock()
+    second.acquire(config)
+    second.check_lock()
+    with pytest.raises(FolderLostError, match="another job"):
+        first.check_lock()
+    first.release()
+    second.release()
