@@ -1,8 +1,7 @@
 """Tasks, partially trained models, pretrained weights, features and normalisation, against plain loops in float64.
 
-The references are written from docs/reference/algorithms.md and docs/tutorials alone: dictionaries of parameters,
-autograd, one client after another. Batches are full, so that the order of rows does not matter, unless a test says
-otherwise.
+The references are written from the documents alone (algorithms.md, data.md): dictionaries of parameters, autograd, one
+client after another. Batches are full, so that the order of rows does not matter, unless a test says otherwise.
 """
 
 import sys
