@@ -15,6 +15,7 @@ from typing import Any
 
 from fl_dist.__main__ import COMMANDS, usage
 from fl_dist.algorithms import algorithms, papers
+from fl_dist.algorithms.__main__ import PAPER_LEGEND, REPORT_COLUMNS, report_rows
 from fl_dist.algorithms.__main__ import main as show_algorithms
 from fl_dist.algorithms.core import parts
 from fl_dist.algorithms.paper_costs import PAPER_COSTS
@@ -170,17 +171,22 @@ def _subcommands(program: Any) -> list[str]:
 
 def _algorithms() -> str:
     """The table of algorithms; each name links to its settings."""
-    table, legend, reports = _output(show_algorithms, ["--markdown"]).strip().split("\n\n")
+    table, legend, _ = _output(show_algorithms, ["--markdown"]).strip().split("\n\n")
     for name in algorithms:
         table = table.replace(f"\n| {name} |", f"\n| [{name}](#algorithm-{name}) |")
-    return _text([table, "", legend, "", "### Reported by the parts", "", reports])
+    return _text([table, "", legend])
+
+
+def _reports() -> str:
+    return _text(_table(REPORT_COLUMNS, report_rows()))
 
 
 def _paper_costs() -> str:
     lines: list[str] = []
-    for paper in PAPER_COSTS:
-        lines += [f"### {paper}", "", _output(show_algorithms, ["--paper", paper, "--markdown"]).strip(), ""]
-    return _text(lines)
+    for paper, costs in PAPER_COSTS.items():
+        output = _output(show_algorithms, ["--paper", paper, "--markdown"]).strip()
+        lines += [f"### {costs.source.partition(' (')[0]}", "", output.removesuffix(PAPER_LEGEND)]
+    return _text([PAPER_LEGEND, "", *lines])
 
 
 def _memory() -> str:
@@ -230,6 +236,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "sweeps": _sweeps,
     "commands": _commands,
     "algorithms": _algorithms,
+    "reports": _reports,
     "paper-costs": _paper_costs,
     "memory": _memory,
     "record": _record,

@@ -104,7 +104,11 @@ class TestTheGeneratedReference:
         for name in algorithms:
             assert f"\n| [{name}](#algorithm-{name}) | {papers[name]} | " in pages["algorithms"]
             assert f"\n| {name} | " in pages["memory"]
-        assert re.findall(r"^### (\w+)$", pages["paper-costs"], re.MULTILINE) == [*PAPER_COSTS]
+        for part in parts:
+            for report in parts.build(part, {}).reports:
+                assert f"\n| {report} | {part} | " in pages["reports"]
+        titles = re.findall(r"^### (\w+)$", pages["paper-costs"], re.MULTILINE)
+        assert [title.lower() for title in titles] == [*PAPER_COSTS]
 
     def test_every_command(self, pages: dict[str, str]) -> None:
         sources = [path.read_text() for package in ("fl_dist", "launch") for path in (ROOT / package).rglob("*.py")]
