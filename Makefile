@@ -7,7 +7,7 @@ WORKERS ?= 4
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
 
-.PHONY: install install-dev run test test-all lint format figures bench chaos clean
+.PHONY: install install-dev run test test-all lint docs format figures bench chaos clean
 
 # What a run needs.
 install: .venv/.installed
@@ -42,6 +42,10 @@ lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The site in site/; a warning is an error. Open site/index.html.
+docs: install-dev
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs site
+
 format: install-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -59,4 +63,4 @@ bench: install-dev
 	$(BIN)/python -m benchmarks.round $(ARGS)
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build site docs/reference/generated *.egg-info

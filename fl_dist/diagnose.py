@@ -28,6 +28,7 @@ from fl_dist.common.formatting import suggest
 from fl_dist.common.imports import is_import_path, prepend_to_path
 from fl_dist.common.paths import expand_path
 from fl_dist.config import Config, read_recorded_config, validate
+from fl_dist.config.help import summary_of
 from fl_dist.config.overrides import merge_overrides
 from fl_dist.diagnostics import build_diagnostics, diagnostics
 from fl_dist.distributed.process_group import ProcessGroup, connect
@@ -82,7 +83,7 @@ def _shows_traceback(error: Exception) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    names = "\n".join(f"  {name:<22} {(diagnostics[name].__doc__ or '').splitlines()[0]}" for name in diagnostics)
+    names = "\n".join(f"  {name:<22} {summary_of(diagnostics[name])}" for name in diagnostics)
     parser = terminal.ArgumentParser(
         prog="python -m fl_dist.diagnose",
         description="Measure existing runs, finished or not; under torchrun with all ranks.",

@@ -49,8 +49,13 @@ def run(config: str | Path | Mapping[str, Any] | None = None, *, quiet: bool = F
     """Train in this process, or as the rank that it is, and return the run.
 
     `config` is a file, a mapping of keys, or nothing for the quick start; `overrides` are keys of it, as in
-    `rounds=5, local={"lr": 0.1}, model=my_builder`. An unfinished run in the same folder is resumed. Ctrl-C ends the
-    run after the current round; it is then returned unfinished. The process is left as it was, also by a failure.
+    `rounds=5, local={"lr": 0.1}, model=my_builder`. A function or a class stands for its `module:name`. `quiet` prints
+    nothing.
+
+    An unfinished run in the same folder is resumed; a finished or different one is an error. Without `run.dir`, the
+    folder is `runs/<file>-<overrides>`. Ctrl-C ends the run after the current round; it is then returned unfinished.
+    Log levels, search path, environment, signals, random numbers and settings of torch are restored, also after a
+    failure. Errors of the program derive from `fl_dist.common.errors.FlDistError`.
     """
     with _preserve_process_state():
         validated = _load_config(config, overrides)
@@ -79,7 +84,7 @@ def _preserve_process_state() -> Iterator[None]:
 
 
 def load(path: str | Path) -> "Run":
-    """The run in a folder."""
+    """The run in a folder, finished or not. It imports no code of the user's before it builds the model."""
     return Run(path)
 
 
@@ -108,6 +113,7 @@ class Clients:
 
     @property
     def sizes(self) -> list[int]:
+        """Number of training rows of each client."""
         return [len(rows) for rows in self.rows]
 
     def __len__(self) -> int:
@@ -131,6 +137,7 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self._folder = RunFolder(path)
         self.path = self._folder.path
+        """The run folder."""
         if not (self.path / CONFIG).exists():
             raise ConfigError(f"{self.path} is no run: it has no {CONFIG}")
 
@@ -145,11 +152,12 @@ class Run:
 
     @property
     def finished(self) -> bool:
+        """Whether the final model is written."""
         return (self.path / MODEL).exists()
 
     @property
     def history(self) -> History:
-        """The rows so far."""
+        """The rows of metrics.jsonl so far, one dictionary per round."""
         return History(record.to_json() for record in self._records)
 
     @property
@@ -166,6 +174,7 @@ class Run:
 
     @property
     def task(self) -> Task:
+        """The task, with the settings of the run."""
         return build_task(self._validated)
 
     def model(self) -> nn.Module:
@@ -195,6 +204,7 @@ class Run:
 
     @cached_property
     def clients(self) -> Clients:
+        """Which rows each client has; reads the data."""
         return clients_of(self._validated, self._data)
 
     @cached_property

@@ -25,25 +25,27 @@ MAX_REQUEUES = 1000
 class Profile(StrictModel):
     """What jobs of a cluster have in common."""
 
-    partition: str | None = None
-    account: str | None = None
-    constraint: str | None = None
-    qos: str | None = None
-    hours: Annotated[float, Field(gt=0)] = 24.0
-    cpus_per_task: Annotated[int, Field(ge=1)] = 2
-    memory_gb: Annotated[float, Field(gt=0)] | None = None
-    signal_seconds: Annotated[int, Field(ge=1)] = 180
-    setup: list[str] = []
-    sbatch: dict[str, Any] = {}
+    partition: Annotated[str | None, Field(description="Slurm partition")] = None
+    account: Annotated[str | None, Field(description="Slurm account")] = None
+    constraint: Annotated[str | None, Field(description="required features of the nodes")] = None
+    qos: Annotated[str | None, Field(description="quality of service")] = None
+    hours: Annotated[float, Field(gt=0, description="time limit of a job")] = 24.0
+    cpus_per_task: Annotated[int, Field(ge=1, description="CPU cores per rank")] = 2
+    memory_gb: Annotated[float | None, Field(gt=0, description="memory per node in GB (default: the cluster's)")] = None
+    signal_seconds: Annotated[
+        int, Field(ge=1, description="seconds before the time limit at which the run saves and is requeued")
+    ] = 180
+    setup: Annotated[list[str], Field(description="lines of the batch script before the ranks start")] = []
+    sbatch: Annotated[dict[str, Any], Field(description="any other option of sbatch")] = {}
 
 
 class Resources(StrictModel):
     """What a run requests: one task per GPU, or tasks_per_node without GPUs."""
 
-    nodes: Annotated[int, Field(ge=1)] = 1
-    gpus_per_node: Annotated[int, Field(ge=0)] = 0
-    tasks_per_node: Annotated[int, Field(ge=1)] | None = None
-    hours: Annotated[float, Field(gt=0)] | None = None
+    nodes: Annotated[int, Field(ge=1, description="nodes per run")] = 1
+    gpus_per_node: Annotated[int, Field(ge=0, description="GPUs per node, one rank each; 0: ranks on the CPU")] = 0
+    tasks_per_node: Annotated[int | None, Field(ge=1, description="ranks per node (default: its GPUs, or 3)")] = None
+    hours: Annotated[float | None, Field(gt=0, description="time limit (default: the profile's)")] = None
 
     @property
     def ranks_per_node(self) -> int:

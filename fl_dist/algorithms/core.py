@@ -73,19 +73,26 @@ class _ObservedVars(Vars):
 
 @dataclass(frozen=True)
 class Round:
-    """What a part may know of the round; `steps` and `samples` are those of the current client."""
+    """What a part may know of the round."""
 
     index: int
+    """Number of the round, from 0."""
     lr: float
+    """Learning rate of the local steps."""
     participants: int
+    """Clients of the round."""
     clients: int
+    """All clients."""
     first: Callable[[], Tensor]
+    """Builds `initial`, which few parts need."""
     weights: Callable[[], Tensor]
-    """Few parts need these two vectors, so they are built on demand."""
+    """Builds `is_weight`, which few parts need."""
     channels: int
     """Channels (or features) of the model's input."""
     steps: int = 0
+    """Local steps of the current client."""
     samples: int = 0
+    """Training rows of the current client."""
 
     @property
     def initial(self) -> Tensor:
@@ -102,9 +109,11 @@ class Upload(NamedTuple):
     """How the server averages what the clients send under one name."""
 
     by: Literal["samples", "uniform"]
+    """Weights of the mean: the clients' numbers of rows, or all equal."""
     message: bool = True
     """False: a multiple of the client's update (or a number), which needs no message of its own."""
     scalar: bool = False
+    """Whether it is one number instead of a vector."""
     is_update: bool = False
     """It is the client's update itself: if both have the same weights, one sum serves for both."""
 
@@ -128,6 +137,7 @@ class Part:
     published: tuple[str, ...] = ()
     """Server variables (of any part) that clients receive besides the model."""
     uploads: ClassVar[dict[str, Upload]] = {}
+    """What `finish` returns in addition to the update, and how the server averages it."""
     role: str = ""
     """Two parts with the same role exclude each other."""
     after: tuple[str, ...] = ()
@@ -142,10 +152,11 @@ class Part:
     """Numbers that `report` returns, each with its meaning."""
 
     def server_init(self, x: Tensor) -> dict[str, Tensor]:
+        """The server's variables before the first round; `x` is the first model. Zeros, unless overridden."""
         return {name: torch.zeros_like(x) for name in self.server}
 
     def client_init(self, s: Vars, r: Round) -> dict[str, Tensor]:
-        """A client's variables in its first round; `s.x` is the model it received."""
+        """A client's variables in its first round; `s.x` is the model it received. Zeros, unless overridden."""
         return {name: torch.zeros_like(s.x) for name in self.client}
 
     def publish(self, x: Tensor, s: Vars, r: Round) -> Tensor:
@@ -306,6 +317,7 @@ class Algorithm:
         return 1 + sum(p.extra_passes[0] for p in self.parts), 1 + sum(p.extra_passes[1] for p in self.parts)
 
     def describe(self) -> str:
+        """The names of its parts."""
         return " + ".join(_name(p) for p in self.parts) or "average"
 
 

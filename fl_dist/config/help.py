@@ -3,7 +3,7 @@
 import types
 import typing
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import BaseModel
@@ -44,15 +44,16 @@ def _find_builders(arguments: Sequence[str]) -> list[tuple[str, Registry[Any], s
 
 def _builder_lines(section: str, registry: Registry[Any], name: str) -> Iterator[str]:
     title = f"{section}.name={name}" if section else f"{registry.kind} {name}"
-    yield f"{title}   {_summary(registry[name])}".rstrip()
+    yield f"{title}   {summary_of(registry[name])}".rstrip()
     prefix = f"{section}." if section else ""
     yield from _key_lines(registry.schema(name), prefix, indent="  ")
     if section in COMMON_KEYS:
         yield from _key_lines(COMMON_KEYS[section], prefix, indent="  ")
 
 
-def _summary(builder: Any) -> str:
-    return (builder.__doc__ or "").strip().split("\n")[0]  # not inherited, unlike inspect.getdoc
+def summary_of(builder: Any) -> str:
+    """The first paragraph of a builder's docstring, in one line."""
+    return " ".join((builder.__doc__ or "").strip().split("\n\n")[0].split())  # not inherited, unlike inspect.getdoc
 
 
 def _all_lines() -> Iterator[str]:
@@ -68,12 +69,12 @@ def _all_lines() -> Iterator[str]:
     yield "diagnostics.<label>, measured during training; <label> is one of these, or any word with name="
     yield from _key_lines(DiagnosticKeys, "diagnostics.<label>.", indent="  ")
     for name in diagnostics:
-        yield f"diagnostics.{name}   {_summary(diagnostics[name])}"
+        yield f"diagnostics.{name}   {summary_of(diagnostics[name])}"
         yield from _key_lines(diagnostics.schema(name), f"diagnostics.{name}.", indent="  ")
     yield "callbacks=[<callback>, {<callback>: {<settings>}}, ...], of these or <module>:<name>; each also has:"
     yield from _key_lines(CallbackKeys, "", indent="  ")
     for name in callbacks:
-        yield f"  {name}   {_summary(callbacks[name])}"
+        yield f"  {name}   {summary_of(callbacks[name])}"
         yield from _key_lines(callbacks.schema(name), "", indent="    ")
     yield "algorithm.parts=[{<part>: {<settings>}}, ...], innermost first, of:"
     for name in parts:
@@ -81,14 +82,30 @@ def _all_lines() -> Iterator[str]:
         yield from _key_lines(parts.schema(name), "", indent="    ")
 
 
-def _key_lines(schema: type[BaseModel], prefix: str, indent: str = "") -> Iterator[str]:
+class KeyInfo(NamedTuple):
+    """A key of a configuration, as people read it."""
+
+    name: str
+    """With dots, as on the command line."""
+    type: str
+    default: str
+    meaning: str
+
+
+def list_keys(schema: type[BaseModel], prefix: str = "") -> Iterator[KeyInfo]:
+    """Every key of a section, also those of the sections in it."""
     for name, field in schema.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _key_lines(kind, f"{prefix}{name}.", indent)
+            yield from list_keys(kind, f"{prefix}{name}.")
         else:
             default = "required" if field.default is PydanticUndefined else _format_default(field.default)
-            yield f"{indent + prefix + name:<34} {type_name(kind):<24} {default:<22} {field.description or ''}"
+            yield KeyInfo(f"{prefix}{name}", type_name(kind), default, field.description or "")
+
+
+def _key_lines(schema: type[BaseModel], prefix: str, indent: str = "") -> Iterator[str]:
+    for name, kind, default, meaning in list_keys(schema, prefix):
+        yield f"{indent + name:<34} {kind:<24} {default:<22} {meaning}"
 
 
 def _format_default(value: Any) -> str:
@@ -108,4 +125,5 @@ def type_name(kind: Any) -> str:
         return f"[{type_name(inner[0])}]"
     if origin is dict:
         return "mapping"
-    return {types.NoneType: "null", str: "text", bool: "true|false"}.get(kind, getattr(kind, "__name__", str(kind)))
+    names = {types.NoneType: "null", str: "text", bool: "true|false", Any: "any"}
+    return names.get(kind, getattr(kind, "__name__", str(kind)))

@@ -48,8 +48,8 @@ class ExtraColumn(StrictModel):
         Literal["last", "mean", "final_window"],
         Field(description="of the rounds that have it: the last, their mean, or that of the final window"),
     ] = "last"
-    percent: bool = False
-    best: Literal["min", "max"] = "min"
+    percent: Annotated[bool, Field(description="show 0.5 as 50")] = False
+    best: Annotated[Literal["min", "max"], Field(description="which value of a column is bold")] = "min"
     columns: Annotated[list[str] | None, Field(description="that show it (default: those in which a run has it)")] = (
         None
     )
@@ -89,7 +89,7 @@ class Sweep(StrictModel):
         None
     )
     base: Annotated[str | None, Field(description="config that all runs start from, beside the sweep's file")] = None
-    name: str | None = None
+    name: Annotated[str | None, Field(description="name of the sweep (default: that of its file)")] = None
     dir: Annotated[str | None, Field(description="folder of the runs (default runs/<name>)")] = None
     resources: Annotated[Change, Field(description="what a run requests from the cluster")] = {}
     rows: Annotated[

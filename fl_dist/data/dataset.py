@@ -26,12 +26,15 @@ class Dataset:
     y_train: Tensor
     """int64 labels [n], targets of floating point [n] or [n, k], or whatever the task takes; [n, 0]: none."""
     x_test: Tensor
+    """Test rows, of the shape and type of `x_train`."""
     y_test: Tensor
+    """Targets of the test rows."""
     classes: int = 0
     """Labels are 0 to classes - 1; 0: no labels."""
     mean: tuple[float, ...] = ()
     """Per channel (of x/255 for uint8, of the raw values otherwise); empty: not normalised."""
     std: tuple[float, ...] = ()
+    """What each channel is divided by, after the mean is subtracted; empty: not divided."""
     vocabulary: int = 0
     """Ids are 0 to vocabulary - 1; 0: the largest id in the data decides."""
     client: np.ndarray | None = None

@@ -43,8 +43,12 @@ class MeasurementError(FlDistError, ArithmeticError):
 class LossOracle(Protocol):
     """The mean loss, in evaluation mode and without augmentation, as a function of the weights."""
 
-    def loss(self, w: Tensor, rows: int = ALL_ROWS) -> float: ...
-    def gradient(self, w: Tensor, rows: int = ALL_ROWS) -> Tensor: ...
+    def loss(self, w: Tensor, rows: int = ALL_ROWS) -> float:
+        """The mean loss at `w`. `rows` is ALL_ROWS, TEST_ROWS, `client_rows(client)` or the size of a sample."""
+
+    def gradient(self, w: Tensor, rows: int = ALL_ROWS) -> Tensor:
+        """Of the mean loss at `w`."""
+
     def hessian_vector_product(self, w: Tensor, v: Tensor, rows: int = ALL_ROWS) -> Tensor:
         """The Hessian at `w` times `v`."""
 
@@ -65,7 +69,9 @@ class LocalModels(Protocol):
     def sizes(self) -> Sequence[int]:
         """The number of rows of each client."""
 
-    def mean(self, name: str) -> Tensor: ...
+    def mean(self, name: str) -> Tensor:
+        """Of the clients' vectors, with equal weights."""
+
     def vector(self, name: str, client: int) -> Tensor:
         """Of one client, which the round trained."""
 
@@ -92,9 +98,13 @@ class DiagnosticContext:
     start: Tensor
     """The model that the round's clients received."""
     server: Vars
+    """The server's variables."""
     server_lr: float
+    """Of the configuration: `server.lr`."""
     loss_oracle: LossOracle
+    """Losses and their derivatives at any weights."""
     locals: LocalModels
+    """What the clients of the round trained."""
     cohort: Sequence[int]
     """The clients of the last round."""
     last_step: Mapping[str, Tensor]
@@ -110,6 +120,7 @@ class DiagnosticContext:
     best_is: Literal["max", "min"]
     """Which values of the task's primary metric are better."""
     seed: int
+    """Of the configuration."""
 
     def noise(self, purpose: str, number: int = 0) -> Tensor:
         """Standard normal entries, the same in every round."""
@@ -137,6 +148,7 @@ class Diagnostic:
     """Settings that name a client."""
 
     def measure(self, context: DiagnosticContext) -> Values:
+        """Numbers, or lists of numbers, by name; None for what could not be measured."""
         raise NotImplementedError
 
 

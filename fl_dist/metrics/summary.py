@@ -14,6 +14,25 @@ from fl_dist.tasks import PrimaryMetric
 Summary = dict[str, Any]
 MOSTLY_IDLE = 0.5
 """A dedicated server that is busy for a smaller share of the time could train too."""
+MEANINGS = {
+    "finished": "whether the run is complete",
+    "rounds": "rounds so far",
+    "metric": "the primary metric of the task",
+    "final_<metric>_mean": "its mean over the evaluated rounds among the last `evaluate.final_window`",
+    "final_<metric>_std": "its sample standard deviation over the same rounds",
+    "final_<metric>_rounds": "the number of these rounds",
+    "last_<metric>": "the metric of the last evaluated round",
+    "best_<metric>": "the metric of the best round",
+    "best_round": "the number of that round",
+    "bytes": "bytes to and from clients, over all rounds",
+    "seconds": "seconds of all rounds, without diagnostics",
+    "seconds_of_diagnostics": "seconds of all diagnostics",
+    "dropped": "clients that failed and were left out, over all rounds",
+    "stopped": "the reason, only if a callback ended the run",
+    "server_busy": "share of the time in which a dedicated server evaluated, saved or computed its step; only if "
+    "`topology.server` is `dedicated` on more than one rank",
+}
+"""Every key of `summary.json`."""
 
 
 def summarize(records: Sequence[RoundRecord], window: int, metric: PrimaryMetric, finished: bool) -> Summary:

@@ -14,10 +14,14 @@ class PrimaryMetric(NamedTuple):
     """The metric by which a run is judged."""
 
     name: str = "loss"
+    """One of the task's metrics."""
     best: Literal["max", "min"] = "min"
+    """Which values are better."""
     percent: bool = False
+    """Show 0.5 as 50 %."""
 
     def format(self, value: float) -> str:
+        """The value as people read it."""
         return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
 
 
@@ -27,6 +31,7 @@ class Task:
     logits = False
     """Whether aligned outputs are scores of classes and aligned targets class numbers, as distillation needs them."""
     primary_metric: ClassVar[PrimaryMetric] = PrimaryMetric()
+    """The metric of tables, the console and early stopping."""
 
     def check(self, data: Dataset) -> None:
         """Raise DataError if the task cannot use this data."""

@@ -19,6 +19,8 @@ import pytest
 
 from fl_dist.callbacks.wandb import WandbMirror
 from fl_dist.config import load
+from fl_dist.metrics.record import list_keys
+from fl_dist.metrics.summary import MEANINGS
 from fl_dist.metrics.wandb_process import IGNORED_SIGNALS
 from fl_dist.tasks.classification import Classification
 from tests.support.marks import exhaustive, timing
@@ -79,7 +81,7 @@ def offline_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
 
 
 def test_the_offline_record_holds_every_documented_name(offline_run: tuple[Path, dict[str, Any]]) -> None:
-    names = {name.replace("<rank>", "1") for name in documented_names(columns=3)}
+    names = {info.dashboard.replace("<rank>", "1") for info in list_keys() if info.dashboard}
     expected = {
         *(name for name in names - {"9_workers/1/device_memory"} if "<" not in name),  # there is no GPU
         *("round", "1_test/loss", "1_test/accuracy"),
@@ -92,18 +94,12 @@ def test_the_offline_record_holds_every_documented_name(offline_run: tuple[Path,
     assert [name for name in sorted(expected) if f'"{name}"' not in text] == []
 
 
-def documented_names(columns: int) -> set[str]:
-    """The names in the last column but one of the tables with this number of columns."""
-    lines = [line.split("|") for line in (ROOT / "docs" / "monitoring.md").read_text().splitlines() if "| `" in line]
-    return {name for line in lines if len(line) == columns + 2 for name in re.findall(r"`([^`]+)`", line[columns - 1])}
-
-
 STOPPED = "stopped"
 """In the summary only if a callback ended the run, as in tests/unit/test_callbacks.py."""
 
 
 def test_the_summary_has_the_documented_names(offline_run: tuple[Path, dict[str, Any]]) -> None:
-    names = {name.replace("<metric>", "accuracy") for name in documented_names(columns=2)}
+    names = {name.replace("<metric>", "accuracy") for name in MEANINGS}
     assert STOPPED in names
     names.remove(STOPPED)
     assert json.loads((offline_run[0] / "summary.json").read_text()).keys() == names

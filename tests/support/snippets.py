@@ -15,7 +15,7 @@ import numpy as np
 from fl_dist.config.arguments import resolve_arguments
 from tests.support.processes import ROOT, environment, run, run_ranks, torchrun
 
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "generated")]
 USER_CONFIG = """
 rounds: 2
 data: {name: npz, path: mine.npz}

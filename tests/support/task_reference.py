@@ -168,7 +168,7 @@ def train(
     trainable: Iterable[str] | None = None,
     batches: Callable[[int, int, int], list[Tensor]] = full_batches,
 ) -> list[Weights]:
-    """The model after each round, by the rules of docs/algorithms.md."""
+    """The model after each round, by the rules of docs/reference/algorithms.md."""
     trainable = list(start) if trainable is None else list(trainable)
     zero = {name: torch.zeros_like(start[name]) for name in trainable}
     x, c, m, h_bar, e = dict(start), zero, zero, zero, dict(start)

@@ -1,23 +1,31 @@
 """The documents agree with the program."""
 
 import ast
+import importlib.util
+import inspect
 import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 import yaml
 
-from fl_dist.algorithms import algorithms
+from fl_dist.__main__ import COMMANDS
+from fl_dist.algorithms import algorithms, papers, parts
 from fl_dist.algorithms.__main__ import main as show_algorithms
 from fl_dist.algorithms.core import Algorithm, Part, ascend
 from fl_dist.algorithms.fedsam import Rho, Sam
+from fl_dist.algorithms.paper_costs import PAPER_COSTS
+from fl_dist.callbacks import callbacks
 from fl_dist.common.registry import Registry
-from fl_dist.config import validate
+from fl_dist.config import BUILDER_SECTIONS, dump, validate
+from fl_dist.diagnostics import diagnostics
 from fl_dist.metrics.record import markdown_table
+from fl_dist.metrics.summary import MEANINGS
 from launch import sweep as sweeps
 from tests.support.processes import ROOT
 from tests.support.snippets import DOCUMENTS, Snippet, create_workspace, snippets
@@ -25,32 +33,110 @@ from tests.support.snippets import DOCUMENTS, Snippet, create_workspace, snippet
 NEW_ALGORITHM, YOURS, CALLBACKS = "add-an-algorithm.md", "yours.md", "callbacks.md"
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/algorithms.md"])
-def test_the_documented_table_of_algorithms_is_current(document: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readme_has_the_current_table_of_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
     show_algorithms(["--markdown"])
-    table, _, reports = capsys.readouterr().out.strip().split("\n\n")
+    table, _, _ = capsys.readouterr().out.strip().split("\n\n")
     assert len(table.splitlines()) == 2 + len([*algorithms])
-    assert table in (ROOT / document).read_text()
-    assert document == "README.md" or reports in (ROOT / document).read_text()
+    assert table in (ROOT / "README.md").read_text()
 
 
-def test_the_documented_table_of_memory_is_current(capsys: pytest.CaptureFixture[str]) -> None:
-    show_algorithms(["--memory", "--markdown"])
-    table, legend = capsys.readouterr().out.strip().split("\n\n")
-    text = (ROOT / "docs/algorithms.md").read_text()
-    assert table in text and legend in text
+def load_generator() -> ModuleType:
+    """docs/generate.py, as docs/conf.py imports it."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_the_documented_costs_of_a_paper_are_current(capsys: pytest.CaptureFixture[str]) -> None:
-    show_algorithms(["--paper", "fedlesam", "--markdown"])
-    assert capsys.readouterr().out.strip() in (ROOT / "docs/algorithms.md").read_text()
+def flat_keys(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """The keys of a validated configuration; sections that hold a builder's settings are one key."""
+    for name, value in values.items():
+        if isinstance(value, dict) and prefix + name not in {*BUILDER_SECTIONS, "diagnostics"}:
+            yield from flat_keys(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
 
 
-def test_the_table_of_the_record_is_the_programs() -> None:
-    text = (ROOT / "docs" / "monitoring.md").read_text()
-    (table,) = re.findall(r"^<!-- record: begin -->\n(.*?)\n<!-- record: end -->$", text, re.MULTILINE | re.DOTALL)
-    update = "copy the output of `python -m fl_dist.metrics` between the two comments of docs/monitoring.md"
-    assert table == markdown_table(), update
+class TestTheGeneratedReference:
+    """What `make docs` writes from the code has everything in it."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def pages(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+        folder = tmp_path_factory.mktemp("generated")
+        (folder / "former.md").touch()
+        load_generator().write(folder)
+        return {file.stem: file.read_text() for file in folder.iterdir()}
+
+    def test_every_part_is_on_a_page(self, pages: dict[str, str]) -> None:
+        text = "".join(page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
+        assert sorted(re.findall(r"^:::\{include\} generated/([\w-]+)\.md$", text, re.MULTILINE)) == sorted(pages)
+
+    def test_every_key_of_the_configuration(self, pages: dict[str, str]) -> None:
+        keys = list(flat_keys(dump(validate({}))))
+        assert len(keys) > 45
+        assert [key for key in keys if pages["keys"].count(f"| `{key}` |") != 1] == []
+
+    @pytest.mark.parametrize(
+        ("kind", "registry", "prefix"),
+        [
+            *((section, registry, f"{section}.") for section, registry in BUILDER_SECTIONS.items()),
+            ("part", parts, ""),
+            ("diagnostic", diagnostics, "diagnostics.<label>."),
+            ("callback", callbacks, ""),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_every_builder_with_its_settings(
+        self, pages: dict[str, str], kind: str, registry: Registry[Any], prefix: str
+    ) -> None:
+        for name in registry:
+            (section,) = re.findall(
+                rf"^\({kind}-{name}\)=\n\n### `{name}`\n(.*?)(?=^##|^\(|\Z)",
+                pages["builders"],
+                re.MULTILINE | re.DOTALL,
+            )
+            settings = {f"{prefix}{setting}" for setting in inspect_settings(registry[name])}
+            assert set(re.findall(r"^\| `([\w.<>]+)` \|", section, re.MULTILINE)) == settings
+
+    def test_every_algorithm_with_its_cost(self, pages: dict[str, str]) -> None:
+        for name in algorithms:
+            assert f"\n| [{name}](#algorithm-{name}) | {papers[name]} | " in pages["algorithms"]
+            assert f"\n| {name} | " in pages["memory"]
+        for part in parts:
+            for report in parts.build(part, {}).reports:
+                assert f"\n| {report} | {part} | " in pages["reports"]
+        titles = re.findall(r"^### (\w+)$", pages["paper-costs"], re.MULTILINE)
+        assert [title.lower() for title in titles] == [*PAPER_COSTS]
+
+    def test_every_command(self, pages: dict[str, str]) -> None:
+        sources = [path.read_text() for package in ("fl_dist", "launch") for path in (ROOT / package).rglob("*.py")]
+        programs = {program for text in sources for program in re.findall(r'prog="([^"]+)"', text)}
+        assert len(programs) > 10
+        assert [name for name in programs if f"\nusage: {name} [-h]" not in pages["commands"]] == []
+        assert [name for name in COMMANDS if f"\n## fl-dist {name}\n" not in pages["commands"]] == []
+        assert re.findall(r"^### fl-dist data (\w+)$", pages["commands"], re.MULTILINE) == [
+            "fetch",
+            "check",
+            "show",
+            "cache",
+        ]
+
+    def test_the_record_and_the_summary(self, pages: dict[str, str]) -> None:
+        assert markdown_table() in pages["record"]
+        assert [name for name in MEANINGS if f"\n| `{name}` | " not in pages["summary"]] == []
+
+    def test_it_names_no_folder_of_this_machine(self, pages: dict[str, str]) -> None:
+        assert [name for name, text in pages.items() if str(ROOT) in text or str(Path.home()) in text] == []
+
+    def test_a_command_that_fails_fails_the_generation(self) -> None:
+        with pytest.raises(RuntimeError, match="ended with exit code 2"):
+            load_generator()._output(show_algorithms, ["--unknown"])
+
+
+def inspect_settings(builder: Any) -> list[str]:
+    return [p.name for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
 def test_every_linked_file_exists() -> None:
