@@ -14,7 +14,7 @@ from fl_dist.common.formatting import format_duration
 from fl_dist.config.sweeps import SweepRun
 from fl_dist.distributed.signals import EXIT_REQUEUE
 from launch.node import CHILD_LAUNCHER, handle_signals
-from launch.status import read_progress
+from launch.run_status import read_progress
 
 PROGRESS_INTERVAL_SECONDS = 1.0
 OUTCOMES = {0: "finished", EXIT_REQUEUE: "interrupted"}

@@ -313,6 +313,13 @@ algorithms: Registry[Algorithm] = Registry("algorithm", Algorithm)
 papers: dict[str, str] = {}
 
 
+def build(settings: dict[str, Any]) -> Algorithm:
+    """From `{name: ..., hyper-parameters}` or `{parts: [{name: settings}, ...]}`, already validated."""
+    if "parts" in settings:
+        return Algorithm(*(parts.build(name, own) for part in settings["parts"] for name, own in part.items()))
+    return algorithms.build(settings["name"], {k: v for k, v in settings.items() if k != "name"})
+
+
 def entry(paper: str) -> Callable[[Callable[..., Algorithm]], Callable[..., Algorithm]]:
     """Decorator: register a builder as the algorithm of its name; its keywords are what a user may set."""
 
