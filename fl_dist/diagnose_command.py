@@ -36,7 +36,6 @@ from fl_dist.plots.base import check_plot_file, distinct_names
 from fl_dist.storage.checkpoint import Checkpoint, newest_checkpoint, read_server
 from fl_dist.storage.run_folder import CODE, CONFIG, DIAGNOSTICS, MODEL, RunFolder
 
-log = logging.getLogger("fl_dist")
 DEFAULT_DIAGNOSTICS = (
     *("sharpness", "spectrum", "trace", "clients"),
     *("flatness_distance", "flatness_discrepancy", "perturbation_drift", "directions"),
@@ -125,6 +124,7 @@ def _check_plot_file(name: str | None, configs: Iterable[Config]) -> Path | None
 def _show_warnings(is_rank0: bool) -> Iterator[None]:
     """On the terminal: there is no log."""
     handler = terminal_handler() if is_rank0 else logging.NullHandler()
+    log = logging.getLogger("fl_dist")
     log.addHandler(handler)
     try:
         yield

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from types import FrameType
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -74,7 +75,7 @@ def _completed_rounds(runs: Sequence[SweepRun]) -> int:
     return sum(read_progress(run.run)[0] for run in runs)
 
 
-def _progress_bar(runs: Sequence[SweepRun]) -> tqdm:
+def _progress_bar(runs: Sequence[SweepRun]) -> "tqdm[NoReturn]":
     """Over the rounds of all runs; only on a terminal."""
     tqdm.monitor_interval = 0  # no thread that watches for slow bars
     return tqdm(

@@ -65,7 +65,7 @@ def _parse_resources(arguments: argparse.Namespace, visible: int) -> cluster.Res
     return validate_mapping(cluster.Resources, values, "the command line")
 
 
-def _print_job(job: submitit.Job, resources: cluster.Resources, run: Path, cancel: str) -> None:
+def _print_job(job: submitit.Job[None], resources: cluster.Resources, run: Path, cancel: str) -> None:
     print(f"job      {job.job_id}")
     print(f"requests {resources.placement}")
     print(f"run      {run}/")
@@ -89,7 +89,7 @@ def _run_locally(task: Task, resources: cluster.Resources, gpus: list[str], grac
     return code
 
 
-def _start_locally(task: Task, ranks: int, gpus: list[str], run: Path) -> submitit.Job:
+def _start_locally(task: Task, ranks: int, gpus: list[str], run: Path) -> submitit.Job[None]:
     executor = submitit.LocalExecutor(folder=run / "jobs")
     executor.update_parameters(tasks_per_node=ranks, timeout_min=60 * 24 * 365, stderr_to_stdout=True)
     # submitit hides the other GPUs from its tasks; its own option takes numbers, but MIG devices have names.

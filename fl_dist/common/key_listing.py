@@ -17,4 +17,5 @@ def read_key_listing() -> list[str]:
 
 def list_diagnostics() -> dict[str, str]:
     """The name of every diagnostic, and what it measures."""
-    return dict(match.groups() for line in read_key_listing() if (match := _DIAGNOSTIC.fullmatch(line)))
+    matches = (_DIAGNOSTIC.fullmatch(line) for line in read_key_listing())
+    return {match[1]: match[2] for match in matches if match is not None}

@@ -7,12 +7,13 @@ import argparse
 import codecs
 import contextlib
 import io
+import logging
 import os
 import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
 from fl_dist.common.errors import error_message
@@ -103,6 +104,25 @@ def _replace_with_ascii(error: UnicodeError) -> tuple[str, int]:
     """For characters that the terminal cannot encode."""
     assert isinstance(error, UnicodeEncodeError)
     return "".join(_ASCII.get(c, "?") for c in error.object[error.start : error.end]), error.end
+
+
+def print_progress(text: str, stream: TextIO | None = None) -> None:
+    """What a program waits for or does, while there is no progress bar."""
+    print(text, file=sys.stderr if stream is None else stream, flush=True)
+
+
+@contextlib.contextmanager
+def show_log(name: str) -> Iterator[None]:
+    """Print what the logger of that name, and those below it, report: the output of a command whose library logs it."""
+    logger, handler = logging.getLogger(name), logging.StreamHandler(sys.stdout)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def print_error(error: BaseException | str, with_traceback_of: BaseException | None = None) -> None:

@@ -58,7 +58,8 @@ def parser() -> argparse.ArgumentParser:
 def _fetch(arguments: argparse.Namespace) -> None:
     from fl_dist.data.download import download
 
-    download(arguments.name, expand_path(arguments.root), arguments.again)
+    with terminal.show_log("fl_dist.data"):
+        download(arguments.name, expand_path(arguments.root), arguments.again)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -112,8 +113,10 @@ def _show(arguments: argparse.Namespace) -> None:
 
 
 def _format_range(values: Any, form: str = ",.0f") -> str:
-    low, high = values.min(), values.max()
-    mean = format(values.mean(), form if form != ",.0f" else ",.1f")
+    import numpy as np
+
+    low, high = np.min(values), np.max(values)
+    mean = format(np.mean(values), form if form != ",.0f" else ",.1f")
     return f"{low:{form}} to {high:{form}}, mean {mean}" if low != high else f"{low:{form}}"
 
 

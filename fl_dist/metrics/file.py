@@ -11,7 +11,7 @@ from fl_dist.common.errors import DataError, FlDistError
 from fl_dist.common.files import write_atomically
 from fl_dist.metrics.record import RoundRecord, parse_record
 
-log = logging.getLogger("fl_dist")
+log = logging.getLogger(__name__)
 DAMAGED = "metrics.damaged.jsonl"
 
 

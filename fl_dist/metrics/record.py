@@ -254,6 +254,7 @@ def shown_as(info: FieldInfo) -> Shown:
     extra = info.json_schema_extra
     assert isinstance(extra, dict)
     shown: Any = extra["shown"]
+    assert isinstance(shown, Shown)
     return shown
 
 
