@@ -42,7 +42,8 @@ from fl_dist.federation.train import train
 from fl_dist.storage.checkpoint import Checkpoint, CorruptCheckpointError, load_checkpoint, newest_checkpoint
 from fl_dist.storage.run_folder import ATTEMPTS, CLIENTS, RunFolder
 
-log, package_log = logging.getLogger(__name__), logging.getLogger("fl_dist")
+log = logging.getLogger(__name__)
+package_log = logging.getLogger("fl_dist")
 SELF_EXPLANATORY = (FlDistError, ValueError, OSError)
 """Errors whose message is understood without their class."""
 
