@@ -7,7 +7,7 @@ WORKERS ?= 4
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
 
-.PHONY: install install-dev run test test-all lint docs format figures bench chaos clean
+.PHONY: install install-dev run test test-all lint docs format keys figures bench chaos clean
 
 # What a run needs.
 install: .venv/.installed
@@ -41,6 +41,7 @@ lint: install-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/codespell
 
 # The site in site/; a warning is an error. Open site/index.html.
 docs: install-dev
@@ -49,6 +50,10 @@ docs: install-dev
 format: install-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The listing of all keys that --help shows, from the code.
+keys: install-dev
+	$(BIN)/python -m fl_dist.config.help
 
 # Every table and picture of the documents, from the records in docs/records: no training.
 figures: install-dev

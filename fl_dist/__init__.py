@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["Algorithm", "Callback", "Dataset", "Diagnostic", "Part", "Run", "Task", "load", "run"]
 _MODULES = {
     **dict.fromkeys(("run", "load", "Run"), "fl_dist.runs"),

@@ -1,15 +1,11 @@
 """One command for everything: fl-dist COMMAND ..., or python -m fl_dist COMMAND ..."""
 
-from fl_dist.common import terminal
-
-if __name__ == "__main__":
-    terminal.prepare_terminal()  # before the imports, which take seconds
-
 import importlib
 import sys
 from collections.abc import Sequence
 
 from fl_dist import __version__
+from fl_dist.common import terminal
 
 COMMANDS = {
     "run": ("fl_dist.main", "train in this process, or as one rank of a launcher"),
@@ -55,4 +51,4 @@ def usage() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

@@ -4,86 +4,24 @@ python -m fl_dist.diagnose RUN ... [sharpness] [spectrum.top=5] [surface.points=
 torchrun --nproc-per-node 8 -m fl_dist.diagnose RUN ...
 """
 
-from fl_dist.common import terminal
-
-if __name__ == "__main__":
-    terminal.prepare_terminal()  # before the imports, which take seconds
-
 import argparse
-import contextlib
-import itertools
-import json
-import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from safetensors.torch import load_file
-from torch import Tensor
-
-from fl_dist.common.errors import ConfigError, user_code_cause
-from fl_dist.common.files import append_lines
-from fl_dist.common.formatting import suggest
-from fl_dist.common.imports import is_import_path, prepend_to_path
-from fl_dist.common.paths import expand_path
-from fl_dist.config import Config, read_recorded_config, validate
-from fl_dist.config.help import summary_of
-from fl_dist.config.overrides import merge_overrides
-from fl_dist.diagnostics import build_diagnostics, diagnostics
-from fl_dist.distributed.process_group import ProcessGroup, connect
-from fl_dist.distributed.rank_info import RankInfo, find_rank
-from fl_dist.distributed.signals import ExitOnSignal
-from fl_dist.execute import error_line, exit_code, needs_traceback, terminal_handler, torch_settings
-from fl_dist.federation.experiment import Experiment
-from fl_dist.federation.experiment_description import content_hashes
-from fl_dist.federation.flat_model import FlatModel
-from fl_dist.federation.post_hoc_diagnostics import Measurement, PostHocDiagnostics
-from fl_dist.federation.round_diagnostics import requirements_of
-from fl_dist.federation.train import client_reader
-from fl_dist.plots import surfaces
-from fl_dist.plots.base import SUFFIXES, check_plot_file, distinct_names
-from fl_dist.storage.checkpoint import Checkpoint, newest_checkpoint, read_server
-from fl_dist.storage.run_folder import CODE, CONFIG, DIAGNOSTICS, MODEL, RunFolder
-
-log = logging.getLogger("fl_dist")
-DEFAULT_DIAGNOSTICS = (
-    *("sharpness", "spectrum", "trace", "clients"),
-    *("flatness_distance", "flatness_discrepancy", "perturbation_drift", "directions"),
-)
-"""Measured if neither the command nor the run names any."""
-PLOTTABLE = ("surface", "plane", "along")
+from fl_dist.common import terminal
+from fl_dist.common.key_listing import list_diagnostics
+from fl_dist.plots.base import SUFFIXES
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_intermixed_args(argv)
-    rank_info = find_rank()
-    is_rank0 = rank_info is None or rank_info.rank == 0
-    try:
-        runs, overrides = _split_words(arguments.words)
-        configs = {path: _load_config(path, overrides) for path in runs}
-        plot_file = _check_plot_file(arguments.picture, configs.values())
-        with _show_warnings(is_rank0):
-            results = {str(path): _diagnose(path, config, rank_info) for path, config in configs.items()}
-        if is_rank0:
-            print("\n".join(_format_results(results)))
-            if plot_file and not surfaces.draw(results, plot_file):
-                raise ConfigError(f"no measurement is a picture; add {' or '.join(PLOTTABLE)} for {plot_file}")
-    except Exception as e:
-        if is_rank0:
-            terminal.print_error(error_line(e), e if arguments.traceback or _shows_traceback(e) else None)
-        return exit_code(e)
-    return 0
+    from fl_dist.diagnose_command import diagnose_command  # takes seconds
 
-
-def _shows_traceback(error: Exception) -> bool:
-    """There is no log that could hold it."""
-    is_from_library = isinstance(error, ValueError | OSError) and user_code_cause(error) is None
-    return needs_traceback(error) and not is_from_library
+    return diagnose_command(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
-    names = "\n".join(f"  {name:<22} {summary_of(diagnostics[name])}" for name in diagnostics)
+    names = "\n".join(f"  {name:<22} {summary}" for name, summary in list_diagnostics().items())
     parser = terminal.ArgumentParser(
         prog="python -m fl_dist.diagnose",
         description="Measure existing runs, finished or not; under torchrun with all ranks.",
@@ -105,157 +43,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Run folders, and overrides below `diagnostics`: first those that name one, then their settings."""
-    runs = [expand_path(word) for word in words if (expand_path(word) / CONFIG).exists()]
-    others = [word for word in words if expand_path(word) not in runs]
-    for word in others:
-        label = _label(word)
-        if label not in diagnostics and ":" not in label and not _is_setting(word):
-            raise ConfigError(f"{word} is neither the folder of a run nor a diagnostic; {suggest(word, diagnostics)}")
-    if not runs:
-        raise ConfigError(f"name the folder of a run; it has a {CONFIG}")
-    ordered = sorted(others, key=lambda word: "=" in word)
-    return list(dict.fromkeys(runs)), [override for word in ordered for override in _overrides(word)]
-
-
-def _label(word: str) -> str:
-    """Up to the first dot or, in `module:name`, the first dot behind the colon."""
-    key = word.partition("=")[0]
-    dot = key.find(".", key.find(":") + 1)
-    return key if dot < 0 else key[:dot]
-
-
-def _is_setting(word: str) -> bool:
-    """Whether it is `label.key=value` or `label={...}`, and not a folder such as runs/lr=0.1."""
-    key, equals, value = word.partition("=")
-    return bool(equals) and "/" not in key and ("." in key or value.lstrip().startswith("{"))
-
-
-def _overrides(word: str) -> list[str]:
-    """A label has no dots: that of a diagnostic in a package is `module:name` without the package."""
-    label = _label(word)
-    short, setting = label.rpartition(".")[2], word[len(label) :]
-    name = [f"diagnostics.{short}.name={label}"] if short != label else []
-    return [f"diagnostics.{short}{setting}{'' if '=' in word else '={}'}", *name]
-
-
-def _check_plot_file(name: str | None, configs: Iterable[Config]) -> Path | None:
-    """The file to draw; that there will be something to draw is checked before anything is measured."""
-    if name is None:
-        return None
-    names = {keys["name"] for config in configs for keys in config.diagnostics.values()}
-    if not names & set(PLOTTABLE) and not any(map(is_import_path, names)):
-        raise ConfigError(f"nothing to draw in {name}: add {' or '.join(PLOTTABLE)}")
-    try:
-        check_plot_file(expand_path(name))
-    except ValueError as e:
-        raise ConfigError(str(e)) from None
-    return expand_path(name)
-
-
-@contextlib.contextmanager
-def _show_warnings(is_rank0: bool) -> Iterator[None]:
-    """On the terminal: there is no log."""
-    handler = terminal_handler() if is_rank0 else logging.NullHandler()
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-
-
-def _diagnose(path: Path, config: Config, rank_info: RankInfo | None) -> list[Measurement]:
-    """Measure one run; the results are also appended to a file in its folder."""
-    folder, is_rank0 = RunFolder(path), rank_info is None or rank_info.rank == 0
-    with torch_settings(config), ExitOnSignal(f"nothing was measured of {path}", is_rank0) as stop:
-        group = connect(rank_info, config.topology, config.comm, stop)
-        try:
-            experiment = Experiment(config, group.device)
-            _check_contents(experiment, folder)
-            results = _restore(experiment, group, folder).measure(build_diagnostics(config.diagnostics), path)
-        except Exception as e:
-            group.fail(error_line(e), exit_code(e))
-            raise
-        finally:
-            group.close()
-    for entry in results:
-        entry["settings"] = config.diagnostics[entry["label"]]
-    if results:
-        append_lines(path / DIAGNOSTICS, results)
-    return results
-
-
-def _load_config(path: Path, overrides: list[str]) -> Config:
-    """The run's configuration, with these diagnostics or its own."""
-    raw: dict[str, Any] = read_recorded_config(path / CONFIG)
-    own = {} if overrides else raw.get("diagnostics") or dict.fromkeys(DEFAULT_DIAGNOSTICS, {})
-    prepend_to_path(Path.cwd())
-    return validate(*merge_overrides(None, overrides, raw | {"diagnostics": own}))
-
-
-def _check_contents(experiment: Experiment, folder: RunFolder) -> None:
-    """Data, partition and model are those of the run."""
-    recorded, contents = folder.read_info().contents, content_hashes(experiment)
-    if changed := [name for name, value in recorded.items() if name != CODE and contents.get(name) != value]:
-        raise ConfigError(f"the run in {folder.path} was made with another {' and '.join(changed)} than there is now")
-
-
-def _restore(experiment: Experiment, group: ProcessGroup, folder: RunFolder) -> PostHocDiagnostics:
-    checkpoint = newest_checkpoint(folder.checkpoints, folder.read_info().id, lambda warning: None)
-    rounds, server = _server_state(experiment, folder, checkpoint)
-    return PostHocDiagnostics(experiment, group, rounds, server, client_reader(folder, checkpoint))
-
-
-def _server_state(
-    experiment: Experiment, folder: RunFolder, checkpoint: Checkpoint | None
-) -> tuple[int, dict[str, Tensor]]:
-    """The completed rounds, and the server's variables after them; without a checkpoint only the model is left."""
-    if checkpoint is not None:
-        return checkpoint.manifest.round, read_server(folder.checkpoints, checkpoint.manifest)
-    if not (folder.path / MODEL).exists():
-        raise ConfigError(f"the run in {folder.path} has neither a model nor a checkpoint yet")
-    unsaved = [name for name in experiment.algorithm.server if name != "x"] or experiment.template
-    if unsaved and requirements_of(experiment.diagnostics):
-        raise ConfigError(f"{folder.path} has no checkpoint, which measuring a round of this algorithm needs")
-    flat: FlatModel = experiment.model
-    flat.module.load_state_dict(load_file(folder.path / MODEL), strict=False)
-    return folder.model_round(), {"x": flat.vector.clone(), "buffers": flat.buffers.read(flat.buffers.new())}
-
-
-def _format_results(results: dict[str, list[Measurement]]) -> Iterator[str]:
-    """A line per number, a column per run; then the seconds and rounds of each run."""
-    names = dict.fromkeys(
-        (entry["label"], name) for entries in results.values() for entry in entries for name in entry["values"]
-    )
-    columns = [{entry["label"]: entry["values"] for entry in entries} for entries in results.values()]
-    table = [["", *distinct_names(results)]]
-    for label, name in names:
-        table.append([f"{label}.{name}", *(_format_value(values.get(label, {}).get(name)) for values in columns)])
-    widths = [max(len(row[k]) for row in table) for k in range(len(table[0]))]
-    for row in table:
-        yield "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-    for run, entries in results.items():
-        seconds = sum(entry["seconds"] for entry in entries)
-        yield f"{run}: {seconds:.1f} s, also in {Path(run) / DIAGNOSTICS}"
-        for round_, group in itertools.groupby(sorted(entries, key=_round), _round):
-            yield f"  after round {round_}: {', '.join(entry['label'] for entry in group)}"
-
-
-def _round(entry: Measurement) -> int:
-    return int(entry["round"])
-
-
-def _format_value(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, list):
-        inner = len(value[0]) if value and isinstance(value[0], list) else 0
-        if not inner and len(value) <= 5:
-            return " ".join(map(_format_value, value))
-        return f"[{len(value)}{f' x {inner}' if inner else ''} numbers]"
-    return f"{value:.4g}" if isinstance(value, int | float) else json.dumps(value)[:20]
-
-
 if __name__ == "__main__":
+    terminal.prepare_terminal()
     sys.exit(main())

@@ -16,7 +16,7 @@ import torch.utils.deterministic
 
 from fl_dist import __version__
 from fl_dist.callbacks.base import NO_CALLBACKS, build_callbacks
-from fl_dist.callbacks.console import STARTING, Warnings
+from fl_dist.callbacks.console import STARTING, Warnings, write_line
 from fl_dist.common.errors import ConfigError, FlDistError, describe_error, error_location, error_message
 from fl_dist.common.files import append_lines, write_atomically
 from fl_dist.common.formatting import pluralize
@@ -42,7 +42,8 @@ from fl_dist.federation.train import train
 from fl_dist.storage.checkpoint import Checkpoint, CorruptCheckpointError, load_checkpoint, newest_checkpoint
 from fl_dist.storage.run_folder import ATTEMPTS, CLIENTS, RunFolder
 
-log = logging.getLogger("fl_dist")
+log = logging.getLogger(__name__)
+package_log = logging.getLogger("fl_dist")
 SELF_EXPLANATORY = (FlDistError, ValueError, OSError)
 """Errors whose message is understood without their class."""
 
@@ -51,14 +52,17 @@ def execute(config: Config, folder: RunFolder, rank_info: RankInfo | None, stop:
     """Run the remaining rounds. False if a signal ended it before the last; other ranks are told of a failure."""
     group: ProcessGroup | None = None
     handlers: list[logging.Handler] = []
+    has_log = False
     try:
         if rank_info is None or rank_info.rank == 0:
-            print(f"{STARTING} {folder.path}", flush=True)
+            write_line(f"{STARTING} {folder.path}")
         group = connect(rank_info, config.topology, config.comm, stop)
         check_tf32_support(config.local.precision, group.device)
         callbacks = build_callbacks(config.callbacks) if group.rank == 0 else NO_CALLBACKS
+        handlers = _show_warnings(group)
         start = _claim(config, folder, group)
-        handlers = _open_logs(folder, group)
+        handlers.append(_open_log(folder, group))
+        has_log = True
         experiment = Experiment(config, group.device)
         _compare_contents(experiment, folder, group)
         _announce(experiment, group, start)
@@ -70,7 +74,7 @@ def execute(config: Config, folder: RunFolder, rank_info: RankInfo | None, stop:
         return finished
     except (Exception, SystemExit) as caught:
         e = caught if isinstance(caught, Exception) else _exit_error(caught)
-        if handlers and needs_traceback(e):
+        if has_log and needs_traceback(e):
             e.add_note(f"the traceback is in {folder.logs / f'rank{group.rank if group else 0}.log'}")
         log_error(e)
         if group is not None and not isinstance(e, RankLostError):
@@ -82,7 +86,7 @@ def execute(config: Config, folder: RunFolder, rank_info: RankInfo | None, stop:
             group.close()
         folder.release()
         for handler in handlers:
-            log.removeHandler(handler)
+            package_log.removeHandler(handler)
             with contextlib.suppress(OSError):
                 handler.close()
 
@@ -167,7 +171,7 @@ def _claim(config: Config, folder: RunFolder, group: ProcessGroup) -> Checkpoint
 def _newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
     checkpoints = folder.checkpoints
     try:
-        newest = newest_checkpoint(checkpoints, folder.info.id, lambda message: print(f"warning: {message}"))
+        newest = newest_checkpoint(checkpoints, folder.info.id, log.warning)
     except OSError as e:
         raise CorruptCheckpointError(
             f"{checkpoints} cannot be read ({e.strerror}); repair it, or choose another run.dir"
@@ -206,7 +210,8 @@ def _announce(experiment: Experiment, group: ProcessGroup, start: Checkpoint | N
         fields = [name, config.data["name"], f"{config.model['name']} with {describe_size(experiment)}"]
         fields += [f"{experiment.max_cohort} of {pluralize(config.clients.total, 'client')} per round"]
         fields += [f"{ranks} on {group.device.type}"]
-        print(*[*wrap_fields(fields, terminal_width()), *describe_weights(experiment), *resumed], sep="\n", flush=True)
+        for line in [*wrap_fields(fields, terminal_width()), *describe_weights(experiment), *resumed]:
+            write_line(line)
 
 
 def _compare_devices(group: ProcessGroup, start: Checkpoint | None) -> None:
@@ -264,13 +269,19 @@ def terminal_handler() -> logging.Handler:
     return handler
 
 
-def _open_logs(folder: RunFolder, group: ProcessGroup) -> list[logging.Handler]:
-    """Each rank's log file; rank 0's warnings also go to the terminal."""
+def _show_warnings(group: ProcessGroup) -> list[logging.Handler]:
+    """Rank 0's warnings go to the terminal, from the first one."""
+    handlers = [terminal_handler()] if group.rank == 0 else []
+    for handler in handlers:
+        package_log.addHandler(handler)
+    package_log.propagate = False
+    return handlers
+
+
+def _open_log(folder: RunFolder, group: ProcessGroup) -> RankLogHandler:
+    """Each rank's log file, in a folder that this run has locked."""
     file = RankLogHandler(folder.logs / f"rank{group.rank}.log", encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    handlers = [*([terminal_handler()] if group.rank == 0 else []), file]
-    for handler in handlers:
-        log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    return handlers
+    package_log.addHandler(file)
+    package_log.setLevel(logging.INFO)
+    return file

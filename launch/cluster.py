@@ -1,7 +1,6 @@
 """Resources and cluster profiles, and the submitit executor for them."""
 
 import shutil
-from argparse import ArgumentParser
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,6 @@ from fl_dist.config.loading import validate_mapping
 from launch.devices import describe_placement
 
 Options = dict[str, Any]
-PROFILES = Path(__file__).parent / "profiles.yaml"
 MAX_REQUEUES = 1000
 """Requeues after a time limit; each follows a save, so a run makes progress however many there are."""
 
@@ -64,12 +62,6 @@ def read_profile(name: str | None, file: str | Path) -> Profile:
         names = list(profiles) if isinstance(profiles, dict) else []
         raise ConfigError(f"no profile {name!r} in {file}; {suggest(name, names)}")
     return validate_mapping(Profile, profiles[name] or {}, f"profile {name} of {file}")
-
-
-def add_profile_options(parser: ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--profile", help="cluster profile: partition, account, limits, set-up lines")
-    add("--profiles", default=PROFILES, metavar="FILE", help="YAML file of profiles (default %(default)s)")
 
 
 def slurm_options(name: str, resources: Resources, profile: Profile, max_parallel: int = 256) -> Options:

@@ -5,12 +5,6 @@ python -m launch.local [CONFIG.yaml] [key.sub=value ...] --ranks 8
 Exit codes as of fl_dist.main: 0 finished, 2 bad configuration, 75 interrupted and resumable, 1 any other failure.
 """
 
-from fl_dist.common import terminal
-
-if __name__ == "__main__":
-    terminal.prepare_terminal()  # here, because the imports below take seconds
-    terminal.print_starting()
-
 import argparse
 import logging
 import multiprocessing
@@ -21,13 +15,11 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+from fl_dist.common import terminal
 from fl_dist.common.errors import ConfigError
 from fl_dist.common.formatting import shorten
 from fl_dist.common.terminal import parse_int_at_least
-from fl_dist.config.arguments import resolve_arguments
 from fl_dist.distributed.signals import HANDLED_SIGNALS, end_with_parent
-from fl_dist.storage.run_folder import RunFolder
-from launch.devices import describe_placement, visible_gpus
 from launch.node import CHILD_LAUNCHER, EXIT_BAD_CONFIG, Node, create_node
 
 SIGNAL_EXIT_BASE = 128
@@ -38,6 +30,11 @@ TERMINATION_MARGIN_SECONDS = 10.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
+    # These take seconds.
+    from fl_dist.config.arguments import resolve_arguments
+    from fl_dist.storage.run_folder import RunFolder
+    from launch.devices import describe_placement, visible_gpus
+
     try:
         _check_nodes(arguments)
         config, command = resolve_arguments(arguments.run_arguments)
@@ -158,4 +155,6 @@ def _signal_name(number: int) -> str:
 
 
 if __name__ == "__main__":
+    terminal.prepare_terminal()
+    terminal.print_starting()
     sys.exit(main())

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from types import FrameType
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -14,7 +15,7 @@ from fl_dist.common.formatting import format_duration
 from fl_dist.config.sweeps import SweepRun
 from fl_dist.distributed.signals import EXIT_REQUEUE
 from launch.node import CHILD_LAUNCHER, handle_signals
-from launch.status import read_progress
+from launch.run_status import read_progress
 
 PROGRESS_INTERVAL_SECONDS = 1.0
 OUTCOMES = {0: "finished", EXIT_REQUEUE: "interrupted"}
@@ -74,7 +75,7 @@ def _completed_rounds(runs: Sequence[SweepRun]) -> int:
     return sum(read_progress(run.run)[0] for run in runs)
 
 
-def _progress_bar(runs: Sequence[SweepRun]) -> tqdm:
+def _progress_bar(runs: Sequence[SweepRun]) -> "tqdm[NoReturn]":
     """Over the rounds of all runs; only on a terminal."""
     tqdm.monitor_interval = 0  # no thread that watches for slow bars
     return tqdm(

@@ -3,41 +3,19 @@
 python -m launch.submit CONFIG.yaml [key.sub=value ...] --nodes 2 --gpus-per-node 8 --profile gpu
 """
 
-from fl_dist.common import terminal
-
-if __name__ == "__main__":
-    terminal.prepare_terminal()  # here, because the imports below take seconds
-    terminal.print_starting()
-
 import argparse
-import os
-import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-import submitit
-
-from fl_dist.common.errors import ConfigError
-from fl_dist.common.formatting import pluralize
-from fl_dist.config.arguments import resolve_arguments
-from fl_dist.config.loading import validate_mapping
-from fl_dist.distributed.signals import EXIT_REQUEUE
-from fl_dist.storage.run_folder import RunFolder
-from launch import cluster
-from launch.devices import visible_gpus
-from launch.node import EXIT_BAD_CONFIG, create_node, handle_signals
-from launch.status import failure_reason
-from launch.task import Task
+from fl_dist.common import terminal
+from launch.arguments import add_profile_options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
-    try:
-        return _submit(arguments)
-    except (ValueError, OSError) as e:
-        terminal.print_error(e, e if arguments.traceback else None)
-        return EXIT_BAD_CONFIG
+    from launch.submit_command import submit_command  # takes seconds
+
+    return submit_command(arguments)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,80 +31,12 @@ def parser() -> argparse.ArgumentParser:
     add("--name", help="name of the job (default: that of the run folder)")
     add("--dry-run", action="store_true", help="print the batch script and stop")
     add("--local", action="store_true", help="run it here, through submitit's local executor")
-    cluster.add_profile_options(parser)
+    add_profile_options(parser)
     terminal.add_traceback_option(parser)
     return parser
 
 
-def _submit(arguments: argparse.Namespace) -> int:
-    config, command = resolve_arguments(arguments.run_arguments)
-    gpus = _select_gpus(arguments.gpus_per_node, config.topology.device) if arguments.local else []
-    resources = _parse_resources(arguments, len(gpus))
-    profile = cluster.read_profile(arguments.profile, arguments.profiles)
-    folder = RunFolder(str(config.run.dir))
-    folder.check_not_finished(config.rounds)
-    run = folder.path
-    command += ["--traceback"] if arguments.traceback else []
-    options = cluster.slurm_options(arguments.name or run.name, resources, profile)
-    if arguments.dry_run:
-        print(cluster.batch_script(run / "jobs", options))
-        return 0
-    task = Task(command, str(run), config.rounds, os.getpid() if arguments.local else None)
-    if arguments.local:
-        return _run_locally(task, resources, gpus, config.checkpoint.grace)
-    job = cluster.create_executor(run / "jobs", options, "--local or launch.local").submit(task)
-    _print_job(job, resources, run, f"scancel {job.job_id}")
-    return 0
-
-
-def _select_gpus(count: int | None, device: str) -> list[str]:
-    """So many of the visible GPUs; all of them by default."""
-    gpus = visible_gpus("auto" if count else device)
-    if count is not None and count > len(gpus):
-        raise ConfigError(f"--gpus-per-node is {count}, but only {pluralize(len(gpus), 'GPU')} can be seen here")
-    return gpus[:count]
-
-
-def _parse_resources(arguments: argparse.Namespace, visible: int) -> cluster.Resources:
-    values = {key: getattr(arguments, key) for key in ("nodes", "gpus_per_node", "tasks_per_node")}
-    if values["gpus_per_node"] is None:
-        values["gpus_per_node"] = visible
-    return validate_mapping(cluster.Resources, values, "the command line")
-
-
-def _print_job(job: submitit.Job, resources: cluster.Resources, run: Path, cancel: str) -> None:
-    print(f"job      {job.job_id}")
-    print(f"requests {resources.placement}")
-    print(f"run      {run}/")
-    print(f"follow   tail -F {job.paths.stdout}")
-    print(f"cancel   {cancel}", flush=True)
-
-
-def _run_locally(task: Task, resources: cluster.Resources, gpus: list[str], grace_seconds: float) -> int:
-    run = RunFolder(task.run_dir)
-    with create_node() as node:
-        job = _start_locally(task, resources.ranks_per_node, gpus, run.path)
-        _print_job(job, resources, run.path, f"kill {os.getpid()}")
-        job.wait()
-        node.terminate(grace_seconds)
-        has_failed = not node.is_stopping and job.exception() is not None
-        code = node.exit_code(has_failed, run.is_finished(task.rounds))
-    if code == EXIT_REQUEUE:
-        print("interrupted; start the same command to resume")
-    elif code:
-        terminal.print_error(failure_reason(job.paths.stdout) or "the run failed; see its log")
-    return code
-
-
-def _start_locally(task: Task, ranks: int, gpus: list[str], run: Path) -> submitit.Job:
-    executor = submitit.LocalExecutor(folder=run / "jobs")
-    executor.update_parameters(tasks_per_node=ranks, timeout_min=60 * 24 * 365, stderr_to_stdout=True)
-    # submitit hides the other GPUs from its tasks; its own option takes numbers, but MIG devices have names.
-    executor.parameters |= {"gpus_per_node": len(gpus), "visible_gpus": tuple(gpus)}
-    # The terminal's Ctrl-C also reaches submitit's process, which would kill the ranks while they save.
-    with handle_signals(signal.SIG_IGN, [signal.SIGINT]):
-        return executor.submit(task)
-
-
 if __name__ == "__main__":
+    terminal.prepare_terminal()
+    terminal.print_starting()
     sys.exit(main())

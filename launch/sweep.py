@@ -5,62 +5,30 @@ python -m launch.sweep SWEEP.yaml [key.sub=value ...] [--only FedGMT] [--status 
 Finished runs are skipped, unfinished ones resumed: the same command starts a sweep and continues it.
 """
 
-from fl_dist.common import terminal
-
-if __name__ == "__main__":
-    terminal.prepare_terminal()  # here, because the imports below take seconds
-    terminal.print_starting()
-
 import argparse
-import json
-import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import Annotated
 
-import submitit
-from pydantic import Field
-
-from fl_dist.common.errors import ConfigError
-from fl_dist.common.files import write_atomically
-from fl_dist.common.formatting import pluralize
+from fl_dist.common import terminal
 from fl_dist.common.terminal import parse_int_at_least
-from fl_dist.common.yaml_reader import read_yaml
-from fl_dist.config.loading import validate_mapping
-from fl_dist.config.sweeps import Sweep, SweepRun, read_sweep
-from fl_dist.distributed.signals import EXIT_REQUEUE
-from fl_dist.storage.run_folder import RunFolder, is_locked
-from launch import cluster
-from launch.node import EXIT_BAD_CONFIG
-from launch.pool import run_locally
-from launch.status import Status, format_table, read_queue, read_status
-from launch.task import Task
+from launch.arguments import add_profile_options
 
-
-class Resources(cluster.Resources):
-    parallel: Annotated[int, Field(ge=1, description="runs at a time")] = 256
+SWEEP_KEYS = ("like", "base", "name", "dir", "resources", "rows", "columns", "grid", "set", "list", "table")
+"""Keys of a sweep's file; a test compares them with its schema, whose import takes seconds."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
-    try:
-        sweep, runs = read_sweep(arguments.sweep, arguments.overrides, arguments.only)
-        for run in runs:
-            run.command += ["--traceback"] if arguments.traceback else []
-        resources = validate_mapping(Resources, sweep.resources, f"resources of {arguments.sweep}")
-        profile = cluster.read_profile(arguments.profile, arguments.profiles)
-        return _execute(arguments, resources, runs, profile)
-    except (ValueError, OSError) as e:
-        terminal.print_error(e, e if arguments.traceback else None)
-        return EXIT_BAD_CONFIG
+    from launch.sweep_command import sweep_command  # takes seconds
+
+    return sweep_command(arguments)
 
 
 def parser() -> argparse.ArgumentParser:
     parser = terminal.ArgumentParser(prog="python -m launch.sweep", description=__doc__.splitlines()[0])
     add, only_help = parser.add_argument, "only runs with this name or label (may be repeated)"
-    add("sweep", metavar="SWEEP.yaml", help="keys: " + ", ".join(Sweep.model_fields))
+    add("sweep", metavar="SWEEP.yaml", help="keys: " + ", ".join(SWEEP_KEYS))
     add("overrides", nargs="*", metavar="key.sub=value", help="for all runs; they override everything else")
     add("--only", action="append", default=[], metavar="PATTERN", help=only_help)
     action = parser.add_mutually_exclusive_group()
@@ -69,84 +37,12 @@ def parser() -> argparse.ArgumentParser:
     action.add_argument("--dry-run", action="store_true", help="print the runs and the batch script")
     positive = partial(parse_int_at_least, 1)
     add("-j", "--jobs", type=positive, default=1, metavar="N", help="with --local: runs at a time")
-    cluster.add_profile_options(parser)
+    add_profile_options(parser)
     terminal.add_traceback_option(parser)
     return parser
 
 
-def _execute(
-    arguments: argparse.Namespace, resources: Resources, runs: list[SweepRun], profile: cluster.Profile
-) -> int:
-    folder = runs[0].run.parent
-    options = cluster.slurm_options(folder.name, resources, profile, resources.parallel)
-    if arguments.status:
-        print(format_table(read_statuses(runs)))
-        return 0
-    if arguments.dry_run:
-        print("\n".join(f"{run.name}: python -m fl_dist.main {shlex.join(run.command)}" for run in runs))
-        print(cluster.batch_script(folder / "jobs", options))
-        return 0
-    unstarted = _find_unstarted(runs)
-    if not unstarted:
-        return 0
-    if arguments.local:
-        code = run_locally(unstarted, resources.ranks_per_node, arguments.jobs)
-        print(format_table(read_statuses(runs)))
-        if code == EXIT_REQUEUE:
-            print("interrupted; start the same command to resume")
-        return code
-    executor = cluster.create_executor(folder / "jobs", options, "--local")
-    _submit(arguments.sweep, unstarted, executor, folder, resources.placement)
-    return 0
-
-
-def _find_unstarted(runs: list[SweepRun]) -> list[SweepRun]:
-    """The runs that are neither finished nor active."""
-    jobs, queue = _read_jobs(runs[0].run.parent), read_queue()
-    unfinished = [run for run in runs if not RunFolder(run.run).is_finished(run.rounds)]
-    unstarted = [run for run in unfinished if jobs.get(run.name) not in queue and not is_locked(run.run)]
-    finished, active = len(runs) - len(unfinished), len(unfinished) - len(unstarted)
-    print(f"{pluralize(len(runs), 'run')}: {finished} finished, {active} under way, {len(unstarted)} to start")
-    return unstarted
-
-
-def _submit(sweep: str, runs: list[SweepRun], executor: submitit.SlurmExecutor, folder: Path, placement: str) -> None:
-    with executor.batch():
-        jobs = [executor.submit(Task(run.command, str(run.run), run.rounds)) for run in runs]
-    job_ids = {run.name: job.job_id for run, job in zip(runs, jobs, strict=True)}
-    write_atomically(folder / "jobs.json", json.dumps(_read_jobs(folder) | job_ids, indent=1).encode())
-    print(f"job      {jobs[0].job_id.split('_')[0]} (an array of {len(jobs)})")
-    print(f"requests {placement}, each")
-    print(f"runs     {folder}/")
-    print(f"status   python -m launch.sweep {sweep} --status")
-    print(f"follow   tail -F {_job_log(folder, jobs[0].job_id)}")
-
-
-def _read_jobs(folder: Path) -> dict[str, str]:
-    """The last Slurm job of each run."""
-    file = folder / "jobs.json"
-    jobs = read_yaml(file) if file.exists() else {}
-    if not isinstance(jobs, dict) or not all(isinstance(job, str) for job in jobs.values()):
-        raise ConfigError(f"{file} is not a list of jobs; restore it, or remove it once no run is in the queue")
-    return jobs
-
-
-def _job_log(folder: Path, job_id: str) -> Path:
-    return folder / "jobs" / f"{job_id}_0_log.out"
-
-
-def read_statuses(runs: list[SweepRun]) -> list[Status]:
-    jobs, queue = _read_jobs(runs[0].run.parent), read_queue()
-    return [read_status(r.name, r.run, r.rounds, queue.get(jobs.get(r.name, "")), _latest_log(r, jobs)) for r in runs]
-
-
-def _latest_log(run: SweepRun, jobs: dict[str, str]) -> Path | None:
-    """The log of the latest attempt, submitted or local."""
-    logs = [run.run / "logs" / "launch.log"]
-    if run.name in jobs:
-        logs.append(_job_log(run.run.parent, jobs[run.name]))
-    return max((log for log in logs if log.exists()), key=lambda log: log.stat().st_mtime, default=None)
-
-
 if __name__ == "__main__":
+    terminal.prepare_terminal()
+    terminal.print_starting()
     sys.exit(main())

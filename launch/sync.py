@@ -3,17 +3,12 @@
 python -m launch.sync runs/fedgmt_vit [runs/...]
 """
 
-from fl_dist.common import terminal
-
-if __name__ == "__main__":
-    terminal.prepare_terminal()  # here, because the imports below take seconds
-
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_dist.callbacks.wandb import has_account
+from fl_dist.common import terminal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.dry_run:
         print("\n".join(map(str, records)))
         return 0
+    from fl_dist.callbacks.wandb import has_account  # takes seconds
+
     if not has_account():
         return _fail(f"no W&B account to upload {len(records)} records to: run `wandb login` or set WANDB_API_KEY")
     return upload(records)
@@ -50,4 +47,5 @@ def _fail(message: str) -> int:
 
 
 if __name__ == "__main__":
+    terminal.prepare_terminal()
     sys.exit(main())

@@ -1,16 +1,19 @@
 """Algorithms, one file per paper. A new file in this folder registers itself by being here."""
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from fl_dist.algorithms.core import Algorithm, algorithms, papers, parts
 from fl_dist.common.registry import import_submodules
 
-import_submodules(__name__)
+if TYPE_CHECKING:
+    from fl_dist.algorithms.core import algorithms, build, papers, parts
+
 __all__ = ["algorithms", "build", "papers", "parts"]
 
 
-def build(settings: dict[str, Any]) -> Algorithm:
-    """From `{name: ..., hyper-parameters}` or `{parts: [{name: settings}, ...]}`, already validated."""
-    if "parts" in settings:
-        return Algorithm(*(parts.build(name, own) for part in settings["parts"] for name, own in part.items()))
-    return algorithms.build(settings["name"], {k: v for k, v in settings.items() if k != "name"})
+def __getattr__(name: str) -> Any:
+    """The registries are filled at their first use: `--help` of a command needs neither them nor torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import_submodules(__name__)
+    return globals().setdefault(name, getattr(importlib.import_module(f"{__name__}.core"), name))

@@ -50,7 +50,7 @@ class Vars:
 
         def __setattr__(self, name: str, value: Any) -> None: ...
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Tensor:
         raise AttributeError(f"there is no variable {name!r} here, only {', '.join(vars(self)) or 'none'}")
 
     def __repr__(self) -> str:
@@ -61,6 +61,7 @@ class _ObservedVars(Vars):
     """The same variables as `i`; `observe` is called with each name that is set."""
 
     __slots__ = ("_observe",)
+    _observe: Callable[[str], None]
 
     def __init__(self, i: Vars, observe: Callable[[str], None]) -> None:
         object.__setattr__(self, "_observe", observe)
@@ -323,6 +324,13 @@ class Algorithm:
 
 algorithms: Registry[Algorithm] = Registry("algorithm", Algorithm)
 papers: dict[str, str] = {}
+
+
+def build(settings: dict[str, Any]) -> Algorithm:
+    """From `{name: ..., hyper-parameters}` or `{parts: [{name: settings}, ...]}`, already validated."""
+    if "parts" in settings:
+        return Algorithm(*(parts.build(name, own) for part in settings["parts"] for name, own in part.items()))
+    return algorithms.build(settings["name"], {k: v for k, v in settings.items() if k != "name"})
 
 
 def entry(paper: str) -> Callable[[Callable[..., Algorithm]], Callable[..., Algorithm]]:

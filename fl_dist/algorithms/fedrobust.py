@@ -51,6 +51,7 @@ class Affine(Part):
     @torch.no_grad()
     def _ascend(self, i: Vars) -> None:
         for v, rest in ((i.scale, 1.0), (i.shift, 0.0)):
+            assert v.grad is not None
             v.add_(v.grad - 2 * self.penalty_weight * (v - rest), alpha=self.lr)
 
 

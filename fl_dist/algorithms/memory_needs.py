@@ -46,7 +46,8 @@ def is_model_sized(tensor: Tensor) -> bool:
 def _trace_server_round(algorithm: Algorithm) -> tuple[int, int]:
     """How many vectors are published, and the peak bytes of the server's variables, means and temporaries."""
     x, r = torch.zeros(VECTOR_SIZE), _OnDemandVectors().round()
-    with _VectorCounter() as counter:
+    counter = _VectorCounter()
+    with counter:
         s, update = algorithm.server_init(x), torch.zeros(VECTOR_SIZE)
         downloads = sum(map(is_model_sized, vars(algorithm.publish(s, r)).values()))
         own = {n: torch.zeros(() if u.scalar else VECTOR_SIZE) for n, u in algorithm.uploads.items() if not u.is_update}
@@ -73,7 +74,8 @@ def _trace_client_round(algorithm: Algorithm) -> int:
         backward(s.x)
         return total
 
-    with _VectorCounter() as counter:
+    counter = _VectorCounter()
+    with counter:
         state = algorithm.client_init(s, r)
         algorithm.begin(s, state, r, full_gradient)
         algorithm.oracle(backward, s, state, r)(w)
@@ -104,7 +106,7 @@ class _VectorCounter(TorchDispatchMode):
     """Counts the model-sized vectors that are created within it and still alive."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._alive: dict[int, weakref.ref[Any]] = {}
         self.peak = 0
 

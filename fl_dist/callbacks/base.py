@@ -17,7 +17,7 @@ from fl_dist.metrics.record import RoundRecord
 from fl_dist.metrics.summary import Summary
 from fl_dist.tasks import PrimaryMetric
 
-log = logging.getLogger("fl_dist")
+log = logging.getLogger(__name__)
 
 
 class CallbackError(FlDistError):

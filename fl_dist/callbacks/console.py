@@ -7,6 +7,7 @@ import statistics
 import sys
 import threading
 from collections import deque
+from typing import TYPE_CHECKING, NoReturn
 
 from tqdm import tqdm
 
@@ -22,7 +23,13 @@ RECENT_ROUNDS = 20
 """Rounds whose mean duration says how long the rest will take."""
 
 
-class Bar(tqdm):
+if TYPE_CHECKING:
+    BaseBar = tqdm[NoReturn]
+else:
+    BaseBar = tqdm  # at run time it takes no type arguments
+
+
+class Bar(BaseBar):
     """With a lock of its own: tqdm's is shared with forked processes, and stays locked when one of them is killed."""
 
     monitor_interval = 0

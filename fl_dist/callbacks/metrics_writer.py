@@ -7,7 +7,7 @@ from fl_dist.metrics.file import MetricsFile, MetricsLostError
 from fl_dist.metrics.record import RoundRecord
 from fl_dist.metrics.summary import Summary
 
-log = logging.getLogger("fl_dist")
+log = logging.getLogger(__name__)
 
 
 class MetricsWriter(Callback):

@@ -17,7 +17,7 @@ from fl_dist.callbacks.base import Callback, RunContext
 from fl_dist.metrics.summary import Summary
 from fl_dist.metrics.wandb_process import FINISH_SECONDS, IGNORED_SIGNALS
 
-log = logging.getLogger("fl_dist")
+log = logging.getLogger(__name__)
 LOG = "wandb.log"
 
 
@@ -106,5 +106,6 @@ def _send(process: subprocess.Popen[str], message: dict[str, Any], is_last: bool
 def _last_attempt(folder: Path) -> dict[str, Any]:
     """Versions, hosts and what else a run notes of its attempts."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return json.loads((folder / "attempts.jsonl").read_text().splitlines()[-1])
+        attempt: dict[str, Any] = json.loads((folder / "attempts.jsonl").read_text().splitlines()[-1])
+        return attempt
     return {}

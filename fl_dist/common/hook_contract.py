@@ -43,10 +43,11 @@ def require_names(who: str, values: Any, declared: Iterable[str]) -> dict[str, A
 
 
 def require_tensors(who: str, values: Any, declared: Iterable[str]) -> dict[str, Tensor]:
-    for name, value in require_names(who, values, declared).items():
+    named: dict[str, Tensor] = require_names(who, values, declared)
+    for name, value in named.items():
         if not isinstance(value, Tensor):
             raise HookContractError(f"{who} gave {describe_value(value)} for {name!r}, not a tensor")
-    return values
+    return named
 
 
 def require_same_kind(who: str, value: Any, kind: TensorKind) -> None:

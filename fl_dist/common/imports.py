@@ -43,7 +43,7 @@ def import_builder(path: str) -> Callable[..., Any]:
     if not hasattr(module, name):
         callables = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         raise UserImportError(f"{_source_file(module) or module_name} has no {name!r}; {suggest(name, callables)}")
-    builder = getattr(module, name)
+    builder: object = getattr(module, name)
     if not callable(builder):
         raise UserImportError(f"{path} is of type {type(builder).__name__}, not a function or a class")
     return builder

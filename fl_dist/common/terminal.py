@@ -7,6 +7,7 @@ import argparse
 import codecs
 import contextlib
 import io
+import logging
 import os
 import shutil
 import signal
@@ -112,6 +113,25 @@ def warnings_in_one_line() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         yield
+
+
+def print_progress(text: str, stream: TextIO | None = None) -> None:
+    """What a program waits for or does, while there is no progress bar."""
+    print(text, file=sys.stderr if stream is None else stream, flush=True)
+
+
+@contextlib.contextmanager
+def show_log(name: str) -> Iterator[None]:
+    """Print what the logger of that name, and those below it, report: the output of a command whose library logs it."""
+    logger, handler = logging.getLogger(name), logging.StreamHandler(sys.stdout)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def print_error(error: BaseException | str, with_traceback_of: BaseException | None = None) -> None:

@@ -18,10 +18,11 @@ def norm(v: Tensor) -> float:
 
 def float64_norm(v: Tensor) -> Tensor:
     """‖v‖ in float64, without a float64 copy of a large vector."""
-    if v.numel() <= CHUNK_SIZE:
-        return torch.linalg.vector_norm(v, dtype=torch.float64)
-    chunks = v.reshape(-1).split(CHUNK_SIZE)
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(c, dtype=torch.float64) for c in chunks]))
+    if v.numel() > CHUNK_SIZE:
+        chunks = v.reshape(-1).split(CHUNK_SIZE)
+        v = torch.stack([torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in chunks])
+    length: Tensor = torch.linalg.vector_norm(v, dtype=torch.float64)
+    return length
 
 
 def mean(values: Sequence[float]) -> float:

@@ -1,5 +1,9 @@
-"""What `--help` shows of the configuration: every key with type, default and one line."""
+"""What `--help` shows of the configuration: every key with type, default and one line.
 
+python -m fl_dist.config.help   write the listing that `--help` shows if it names no builder
+"""
+
+import itertools
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -9,8 +13,10 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from fl_dist.algorithms.core import parts
+from fl_dist.algorithms import parts
 from fl_dist.callbacks import callbacks
+from fl_dist.common.files import write_atomically
+from fl_dist.common.key_listing import KEY_LISTING
 from fl_dist.common.registry import Registry
 from fl_dist.config.arguments import add_search_paths, split_arguments
 from fl_dist.config.overrides import merge_overrides
@@ -21,10 +27,10 @@ from fl_dist.diagnostics import diagnostics
 def help_lines(arguments: Sequence[str] = ()) -> Iterator[str]:
     """Every key or, if the command line names builders, theirs."""
     builders = _find_builders(arguments) if arguments else []
-    for section, registry, name in builders:
-        yield from _builder_lines(section, registry, name)
-    if not builders:
-        yield from _all_lines()
+    lines = (
+        itertools.chain.from_iterable(_builder_lines(*builder) for builder in builders) if builders else _all_lines()
+    )
+    yield from map(str.rstrip, lines)
 
 
 def _find_builders(arguments: Sequence[str]) -> list[tuple[str, Registry[Any], str]]:
@@ -127,3 +133,7 @@ def type_name(kind: Any) -> str:
         return "mapping"
     names = {types.NoneType: "null", str: "text", bool: "true|false", Any: "any"}
     return names.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+if __name__ == "__main__":
+    write_atomically(KEY_LISTING, "".join(f"{line}\n" for line in help_lines()).encode())

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -31,6 +31,8 @@ from fl_dist.config.schema import (
 )
 from fl_dist.diagnostics import diagnostics
 
+M = TypeVar("M", bound=BaseModel)
+
 
 def load(path: str | None, overrides: list[str]) -> Config:
     """The validated configuration of a file and overrides, with every default filled in."""
@@ -48,7 +50,7 @@ def validate(raw: dict[str, Any], sources: Sources = NO_SOURCES) -> Config:
     return config
 
 
-def validate_mapping(schema: type[Any], raw: Any, source: str) -> Any:
+def validate_mapping(schema: type[M], raw: Any, source: str) -> M:
     """A mapping from a file, validated; the error names the key and the file."""
     if not isinstance(raw, dict):
         raise ConfigError(f"{source} must be a mapping of keys, not {type(raw).__name__}")

@@ -4,12 +4,19 @@ A new file in this folder registers its data sets, partitions and augmentations 
 """
 
 import importlib
-import pkgutil
+from typing import TYPE_CHECKING, Any
 
-from fl_dist.data.dataset import Dataset, class_labels, datasets, normalise
+from fl_dist.common.registry import import_submodules
 
-for _module in pkgutil.iter_modules(__path__):
-    if not _module.name.startswith("_"):
-        importlib.import_module(f"{__name__}.{_module.name}")
+if TYPE_CHECKING:
+    from fl_dist.data.dataset import Dataset, class_labels, datasets, normalise
 
 __all__ = ["Dataset", "class_labels", "datasets", "normalise"]
+
+
+def __getattr__(name: str) -> Any:
+    """The registries are filled at their first use: `--help` of a command needs neither them nor torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import_submodules(__name__)
+    return globals().setdefault(name, getattr(importlib.import_module(f"{__name__}.dataset"), name))

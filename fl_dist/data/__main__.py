@@ -5,30 +5,20 @@ python -m fl_dist.data check cifar10 --root data
 python -m fl_dist.data show my.yaml [key.sub=value ...] [-o clients.png]
 """
 
-from fl_dist.common import terminal
-
-if __name__ == "__main__":
-    terminal.prepare_terminal()  # before the imports below, which take seconds
-
 import argparse
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from fl_dist.common import terminal
 from fl_dist.common.errors import DataError, FlDistError
 from fl_dist.common.formatting import format_bytes, format_duration, pluralize
 from fl_dist.common.paths import expand_path
-from fl_dist.config.arguments import resolve_arguments
-from fl_dist.data import Dataset, datasets, shared_arrays
-from fl_dist.data.download import download, get_source
 from fl_dist.data.download_sources import SOURCES
-from fl_dist.data.image_folders import list_published_domains
-from fl_dist.federation.experiment import build_data
-from fl_dist.plots.clients import draw
-from fl_dist.runs import clients_of
+
+if TYPE_CHECKING:
+    from fl_dist.data import Dataset
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,10 +56,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _fetch(arguments: argparse.Namespace) -> None:
-    download(arguments.name, expand_path(arguments.root), arguments.again)
+    from fl_dist.data.download import download
+
+    with terminal.show_log("fl_dist.data"):
+        download(arguments.name, expand_path(arguments.root), arguments.again)
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    from fl_dist.data import datasets, shared_arrays
+    from fl_dist.data.download import get_source
+    from fl_dist.data.image_folders import list_published_domains
+
     source, root, start = get_source(arguments.name), expand_path(arguments.root), time.monotonic()
     settings: dict[str, Any] = {"root": str(root)}
     if "target" in datasets.schema(arguments.name).model_fields:
@@ -85,12 +82,17 @@ def _check(arguments: argparse.Namespace) -> None:
         raise DataError(f"the published data has {source.images:,} images in all domains, this has {sum(rows):,}")
 
 
-def describe(data: Dataset) -> str:
+def describe(data: "Dataset") -> str:
     shape = "x".join(map(str, data.shape))
     return f"{len(data.x_train):,} training and {len(data.x_test):,} test rows of {shape}, {data.classes} classes"
 
 
 def _show(arguments: argparse.Namespace) -> None:
+    from fl_dist.config.arguments import resolve_arguments
+    from fl_dist.federation.experiment import build_data
+    from fl_dist.plots.clients import draw
+    from fl_dist.runs import clients_of
+
     config, _ = resolve_arguments([*arguments.config, "run.dir=unused"])
     data = build_data(config)
     clients = clients_of(config, data)
@@ -111,12 +113,16 @@ def _show(arguments: argparse.Namespace) -> None:
 
 
 def _format_range(values: Any, form: str = ",.0f") -> str:
+    import numpy as np
+
     low, high = np.min(values), np.max(values)
     mean = format(np.mean(values), form if form != ",.0f" else ",.1f")
     return f"{low:{form}} to {high:{form}}, mean {mean}" if low != high else f"{low:{form}}"
 
 
 def _cache(arguments: argparse.Namespace) -> None:
+    from fl_dist.data import shared_arrays
+
     lines = [f"{format_bytes(count):>8}  {entry}" for entry, count in shared_arrays.list_cache()]
     print("\n".join(lines) or f"nothing in {shared_arrays.cache_folder()}")
     if arguments.clear:
@@ -125,4 +131,5 @@ def _cache(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    terminal.prepare_terminal()
     sys.exit(main())

@@ -158,7 +158,8 @@ def _draw_group(sizes: list[int], clients: int, alpha: float, rng: np.random.Gen
             counts = _apportion_groups(sizes, mean, _log_gammas(gammas[start:end], uniform[start:end], alpha))
             accepted = np.flatnonzero(counts.sum(1).min(1) >= mean / 2)
             if len(accepted):
-                return counts[accepted[0]].T
+                group: np.ndarray = counts[accepted[0]].T
+                return group
     raise DataError(
         f"partition grouped: in {MAX_GROUP_DRAWS} draws some client always had less than half of the mean size;"
         " raise partition.alpha or choose variant balanced"
@@ -186,7 +187,8 @@ def _sample_gammas(rng: np.random.Generator, alpha: float, shape: tuple[int, ...
 
 
 def _log_gammas(gammas: np.ndarray, uniform: np.ndarray, alpha: float) -> np.ndarray:
-    return np.log(gammas) + np.log1p(-uniform) / max(alpha, MIN_ALPHA)
+    logs: np.ndarray = np.log(gammas) + np.log1p(-uniform) / max(alpha, MIN_ALPHA)
+    return logs
 
 
 def _softmax(logs: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import shutil
 import sys
 import urllib.error
@@ -18,6 +19,7 @@ from fl_dist.common.errors import DataError, error_message
 from fl_dist.common.formatting import format_bytes, suggest
 from fl_dist.data.download_sources import SOURCES, File, Source
 
+log = logging.getLogger(__name__)
 WORK_FOLDER = ".fetch"  # below root, per data set: incomplete files, and a manifest of those that were installed
 MANIFEST = "fetched.json"
 READ_TIMEOUT_SECONDS = 60.0
@@ -34,13 +36,13 @@ def download(name: str, root: Path, overwrite: bool = False) -> None:
     manifest = _read_manifest(work)
     for file in source.files:
         if not overwrite and _is_installed(file, folder, manifest):
-            print(f"{file.name}: already there (--again downloads it again)")
+            log.info("%s: already there (--again downloads it again)", file.name)
             continue
         archive = _download_and_verify(file, work)
         manifest[file.md5] = _install(archive, folder, work, overwrite)
         (work / MANIFEST).write_text(json.dumps(manifest, indent=1))
         archive.unlink(missing_ok=True)
-    print(f"{source.title} is in {folder}")
+    log.info("%s is in %s", source.title, folder)
 
 
 def get_source(name: str) -> Source:
@@ -84,7 +86,7 @@ def _download(file: File, part: Path) -> None:
             size = size if response.status == 206 else 0
             total = int(response.headers["Content-Length"] or 0) + size
             resumed = f", {format_bytes(size)} of them already there" if size else ""
-            print(f"{file.name}: {format_bytes(total)}{resumed}", flush=True)
+            log.info("%s: %s%s", file.name, format_bytes(total), resumed)
             _save(response, part, size, total)
     except urllib.error.HTTPError as e:
         if e.code == 416 and size:  # nothing is left to send
@@ -120,7 +122,7 @@ def _install(archive: Path, folder: Path, work: Path, overwrite: bool) -> list[s
     staging.mkdir()
     try:
         if archive.name.endswith((".tar.gz", ".tgz", ".zip")):
-            print(f"{archive.name}: extracting", flush=True)
+            log.info("%s: extracting", archive.name)
             extract(archive, staging)
         else:
             shutil.copyfile(archive, staging / archive.name)

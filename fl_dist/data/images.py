@@ -11,6 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fl_dist.common.errors import DataError, error_message
+from fl_dist.common.terminal import print_progress
 from fl_dist.data.shared_arrays import Allocate
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def decode_images(files: Sequence[Path], out: np.ndarray, transform: Transform, 
         raise DataError(f"reading the images of {name} needs Pillow: pip install pillow") from None
     is_long, has_terminal = len(files) >= MIN_IMAGES_FOR_PROGRESS, sys.stderr.isatty()
     if is_long and not has_terminal:
-        print(f"decoding {len(files):,} images of {name}, once on this machine", flush=True)
+        print_progress(f"decoding {len(files):,} images of {name}, once on this machine", sys.stdout)
 
     def decode_chunk(start: int) -> int:
         chunk = files[start : start + CHUNK_IMAGES]

@@ -19,7 +19,7 @@ from fl_dist.distributed import hardware_errors
 from fl_dist.distributed.failures import Failure, RankLostError
 from fl_dist.distributed.key_value_store import KeyValueStore
 
-log = logging.getLogger("fl_dist")
+log = logging.getLogger(__name__)
 HEARTBEAT_INTERVAL_SECONDS = 0.5
 HEARTBEAT_TIMEOUT_SECONDS = 7.0
 """Without a heartbeat for so long, a rank is lost."""

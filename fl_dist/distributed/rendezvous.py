@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,6 +9,7 @@ from functools import partial
 
 import torch.distributed as dist
 
+from fl_dist.common.terminal import print_error, print_progress
 from fl_dist.distributed import sockets
 from fl_dist.distributed.failures import RankLostError
 from fl_dist.distributed.key_value_store import KeyValueStore
@@ -45,12 +45,12 @@ class RendezvousWait:
     def _report(self, missing: Callable[[], list[int]], waited: float) -> None:
         """Rank 0 reports for all ranks; rank 1 reports a missing rank 0."""
         if self.rank_info.rank == 0 or (self.rank_info.rank == 1 and missing() == [0]):
-            print(f"waiting for {self._describe(missing())} ({waited:.0f} s)", file=sys.stderr, flush=True)
+            print_progress(f"waiting for {self._describe(missing())} ({waited:.0f} s)")
 
     def _give_up(self, missing: list[int], reason: str, code: int) -> None:
         message = reason.format(self._describe(missing))
         if self.rank_info.rank != 0 and missing == [0]:  # rank 0, which prints errors, is not there
-            print(f"error: {message}", file=sys.stderr, flush=True)
+            print_error(message)
         raise RankLostError(message, code, missing)
 
     def _describe(self, ranks: list[int]) -> str:

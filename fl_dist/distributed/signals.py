@@ -14,7 +14,7 @@ EXIT_REQUEUE = 75
 """Exit code of an interrupted run that can be resumed (EX_TEMPFAIL)."""
 HANDLED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
-log = logging.getLogger("fl_dist")
+log = logging.getLogger(__name__)
 
 
 def end_with_parent(parent: int = PARENT) -> None:

@@ -64,7 +64,7 @@ class FlatModel:
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """The vector's pieces in the shapes of the parameters, created once per vector."""
-        found = self._views.get(vector)
+        found: list[Tensor] | None = self._views.get(vector)
         if found is None:
             # Views of a detached vector: views of the key itself would keep it alive.
             pieces = vector.detach().split(self._lengths)[::2]

@@ -22,7 +22,7 @@ from fl_dist.federation.loss_oracle import LossOracle
 from fl_dist.federation.server import Server
 from fl_dist.federation.trajectory_recorder import Trajectory
 
-log = logging.getLogger("fl_dist")
+log = logging.getLogger(__name__)
 SAVED = "diagnostics."
 """Prefix of the step history's tensors in a checkpoint."""
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)

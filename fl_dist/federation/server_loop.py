@@ -37,7 +37,7 @@ from fl_dist.storage.checkpoint import Checkpoint, read_server
 from fl_dist.storage.checkpoint_writer import CheckpointWriter
 from fl_dist.storage.run_folder import METRICS, MODEL, SUMMARY, RunFolder
 
-log = logging.getLogger("fl_dist")
+log = logging.getLogger(__name__)
 
 
 class ServerLoop:

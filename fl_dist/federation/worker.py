@@ -22,7 +22,7 @@ from fl_dist.federation.local_training import DIVERGED_MESSAGE, ClientFailedErro
 from fl_dist.federation.trajectory_recorder import TrajectoryRecorder
 from fl_dist.federation.uplink import FAILED, TRAINED, ClientReport, OutOfRangeError, Uplink
 
-log = logging.getLogger("fl_dist")
+log = logging.getLogger(__name__)
 
 
 def build_messages(experiment: Experiment, ranks: int) -> tuple[Downlink, Uplink]:

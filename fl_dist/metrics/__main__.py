@@ -3,18 +3,19 @@
 python -m fl_dist.metrics
 """
 
+import sys
 from collections.abc import Sequence
 
 from fl_dist.common import terminal
 from fl_dist.metrics.record import markdown_table
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = terminal.ArgumentParser(prog="python -m fl_dist.metrics", description=(__doc__ or "").splitlines()[0])
-    parser.parse_args(argv)
+def main(argv: Sequence[str] | None = None) -> int:
+    terminal.ArgumentParser(prog="python -m fl_dist.metrics", description=__doc__.splitlines()[0]).parse_args(argv)
     print(markdown_table())
+    return 0
 
 
 if __name__ == "__main__":
     terminal.prepare_terminal()
-    main()
+    sys.exit(main())

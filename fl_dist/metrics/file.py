@@ -13,7 +13,7 @@ from fl_dist.common.files import read_file, write_atomically
 from fl_dist.common.formatting import pluralize
 from fl_dist.metrics.record import RoundRecord, parse_record
 
-log = logging.getLogger("fl_dist")
+log = logging.getLogger(__name__)
 DAMAGED = "metrics.damaged.jsonl"
 
 

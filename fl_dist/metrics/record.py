@@ -11,8 +11,6 @@ from typing import Any, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from fl_dist.plots.surfaces import can_draw
-
 TEST = "test_"
 """Prefix of the task's metrics in `metrics.jsonl`."""
 VALIDATION = "validation_"
@@ -263,6 +261,7 @@ def shown_as(info: FieldInfo) -> Shown:
     extra = info.json_schema_extra
     assert isinstance(extra, dict)
     shown: Any = extra["shown"]
+    assert isinstance(shown, Shown)
     return shown
 
 
@@ -339,6 +338,8 @@ def _numbers(value: Any, path: tuple[str, ...] = (), in_plot: bool = False) -> I
     if isinstance(value, list) and not in_plot and len(value) <= MAX_LIST:
         value = {str(place): entry for place, entry in enumerate(value)}
     if isinstance(value, Mapping):
+        from fl_dist.plots.surfaces import can_draw  # imports numpy, which commands that list the keys do not need
+
         in_plot = in_plot or can_draw(value)
         for name, inner in value.items():
             yield from _numbers(inner, (*path, str(name)), in_plot)

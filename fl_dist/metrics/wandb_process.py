@@ -76,7 +76,8 @@ def _teardown() -> None:
 @cache
 def _final_message() -> dict[str, Any]:
     """From rank 0; without one, it is gone."""
-    return json.loads(sys.stdin.readline() or '{"summary": {}, "code": 1}')
+    message: dict[str, Any] = json.loads(sys.stdin.readline() or '{"summary": {}, "code": 1}')
+    return message
 
 
 @contextlib.contextmanager

@@ -34,7 +34,10 @@ class BlockedModule(nn.Module):
 
 def to_dense(x: Tensor) -> Tensor:
     """In the usual layout, in which a tensor without blocks is already."""
-    return _ToDense.apply(x) if x.is_mkldnn else x
+    if not x.is_mkldnn:
+        return x
+    dense: Tensor = _ToDense.apply(x)  # type: ignore[no-untyped-call]
+    return dense
 
 
 def split_off_dense(output: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,8 @@ class CNN(BlockedModule):
         # ReLU after the pool gives the same from a quarter of the work.
         x = F.relu(F.max_pool2d(self.norm1(self.conv1(x)), 2, 2))
         x = F.relu(F.max_pool2d(self.norm2(self.conv2(x)), 2, 2))
-        return self.fc2(self.dropout(F.relu(self.fc1(to_dense(x).flatten(1)))))
+        outputs: Tensor = self.fc2(self.dropout(F.relu(self.fc1(to_dense(x).flatten(1)))))
+        return outputs
 
 
 @models.register

@@ -20,7 +20,8 @@ class EmnistCNN(BlockedModule):
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(self.to_blocks(x))))), 2, 2)
         x = self.dropout1(to_dense(x))
-        return self.fc2(self.dropout2(F.relu(self.fc1(x.flatten(1)))))
+        outputs: Tensor = self.fc2(self.dropout2(F.relu(self.fc1(x.flatten(1)))))
+        return outputs
 
 
 @models.register

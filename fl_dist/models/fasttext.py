@@ -20,7 +20,8 @@ class FastText(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         # The mean counts padding too, as the published network does; there is no activation between the layers.
-        return self.fc2(self.fc1(self.embed(tokens).mean(1)))
+        outputs: Tensor = self.fc2(self.fc1(self.embed(tokens).mean(1)))
+        return outputs
 
 
 @models.register

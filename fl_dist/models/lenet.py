@@ -26,7 +26,8 @@ class LeNet5(BlockedModule):
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.conv1(self.to_blocks(x))), 2, 2)
         x = to_dense(F.max_pool2d(F.relu(self.conv2(x)), 2, 2))
-        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x.flatten(1))))))
+        outputs: Tensor = self.fc3(F.relu(self.fc2(F.relu(self.fc1(x.flatten(1))))))
+        return outputs
 
 
 def _pooled_size(pixels: int) -> int:

@@ -22,7 +22,8 @@ class MLP(nn.Module):
         x = x.flatten(1)
         for layer in hidden:
             x = self.activation(layer(x))
-        return last(x)
+        outputs: Tensor = last(x)
+        return outputs
 
 
 @models.register

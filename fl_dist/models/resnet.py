@@ -57,7 +57,8 @@ class ResNet(nn.Module):
         x = F.relu(self.norm(self.conv(x)))
         if self.has_pool:
             x = F.max_pool2d(x, 3, 2, padding=1)
-        return self.fc(F.adaptive_avg_pool2d(self.stages(x), 1).flatten(1))
+        outputs: Tensor = self.fc(F.adaptive_avg_pool2d(self.stages(x), 1).flatten(1))
+        return outputs
 
 
 def _stage(in_channels: int, out_channels: int, blocks: int, stride: int, norm: Norm) -> nn.Module:

@@ -74,7 +74,8 @@ def _create_network(package: Any, name: str, shape: tuple[int, ...], outputs: in
     size = {"img_size": shape[1:]} if package.get_pretrained_cfg(name).fixed_input_size else {}
     options = {"num_classes": outputs, "in_chans": shape[0], "drop_rate": 0.0, "drop_path_rate": 0.0}
     try:
-        return package.create_model(name, pretrained=False, **options, **size)
+        network: nn.Module = package.create_model(name, pretrained=False, **options, **size)
+        return network
     except Exception as error:
         raise ModelError(
             f"model timm: {name} cannot be built for images {list(shape)}: {error_message(error)}"

@@ -26,7 +26,8 @@ class VGG(nn.Module):
         self.fc2 = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.relu(self.fc1(self.features(x).flatten(1))))
+        outputs: Tensor = self.fc2(F.relu(self.fc1(self.features(x).flatten(1))))
+        return outputs
 
 
 @models.register

@@ -21,7 +21,8 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).view(n, tokens, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         # The published model divides by the root of the whole width, not of one head's.
         x = F.scaled_dot_product_attention(q, k, v, scale=DIM**-0.5)
-        return self.out(x.transpose(1, 2).flatten(2))
+        outputs: Tensor = self.out(x.transpose(1, 2).flatten(2))
+        return outputs
 
 
 class Block(nn.Module):
@@ -33,7 +34,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        outputs: Tensor = x + self.mlp(self.norm2(x))
+        return outputs
 
 
 class ViT(nn.Module):
@@ -48,7 +50,8 @@ class ViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(self.embed(to_patches(x)) + self.position)
-        return self.head(self.norm(x.mean(1)))
+        outputs: Tensor = self.head(self.norm(x.mean(1)))
+        return outputs
 
 
 def to_patches(x: Tensor) -> Tensor:

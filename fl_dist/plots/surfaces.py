@@ -89,7 +89,8 @@ def _draw_paths(panel: "Axes", paths: Mapping[str, Any]) -> None:
 
 
 def _both(values: Values) -> np.ndarray:
-    return (_normalize(_numbers(values["client_loss"])) + _normalize(_numbers(values["global_loss"]))) / 2
+    mean: np.ndarray = (_normalize(_numbers(values["client_loss"])) + _normalize(_numbers(values["global_loss"]))) / 2
+    return mean
 
 
 LOSSES = {
@@ -184,4 +185,5 @@ def _numbers(value: Any) -> np.ndarray:
 
 def _normalize(grid: np.ndarray) -> np.ndarray:
     low, high = np.nanmin(grid), np.nanmax(grid)
-    return (grid - low) / max(high - low, 1e-12)
+    normalized: np.ndarray = (grid - low) / max(high - low, 1e-12)
+    return normalized

@@ -4,6 +4,12 @@ import argparse
 from collections.abc import Sequence
 
 from fl_dist.common.paths import expand_path
+from fl_dist.metrics.record import list_keys
+
+SUFFIXES = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
+"""Formats of a table, by the name of the file."""
+NUMBER_KEYS = [info.key for info in list_keys() if info.key != "dropped"]
+"""Keys of numbers in `metrics.jsonl`."""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

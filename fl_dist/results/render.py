@@ -85,7 +85,6 @@ FORMATS: dict[str, Callable[[ResultsTable], str]] = {
     "latex": render_latex,
     "csv": render_csv,
 }
-SUFFIXES = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
 
 
 def format_rows(table: ResultsTable) -> Iterator[tuple[str, list[tuple[str, bool]]]]:

@@ -24,7 +24,7 @@ from fl_dist.distributed import fault_injection
 from fl_dist.storage import checkpoint, checkpoint_files
 from fl_dist.storage.checkpoint import Checkpoint, CheckpointFailedError, Extra, Index, Manifest, PackEntry, folder_name
 
-log = logging.getLogger("fl_dist")
+log = logging.getLogger(__name__)
 ENTRIES_PER_CLIENT, EXTRA_CHECKPOINTS, COMPACTION_INTERVAL = 2, 4, 8
 """Packs may hold ENTRIES_PER_CLIENT entries per client and those of EXTRA_CHECKPOINTS checkpoints. Compaction waits
 for those of COMPACTION_INTERVAL more, because the files that it opens cost more than the bytes that it copies."""

@@ -16,7 +16,7 @@ from fl_dist.storage import checkpoint, checkpoint_files
 from fl_dist.storage.checkpoint import CheckpointFailedError, Extra, Tensors, copy_name, error_reason, folder_name
 from fl_dist.storage.checkpoint_manager import COMPACTED_PACK, CheckpointManager, RankPart
 
-log = logging.getLogger("fl_dist")
+log = logging.getLogger(__name__)
 POLL_INTERVAL_SECONDS = 0.01
 WAIT_WARNING_SECONDS = 30.0
 """Rank 0 warns after this time that it still waits for a rank, then after twice the time, and so on."""

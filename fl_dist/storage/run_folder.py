@@ -28,7 +28,7 @@ RUN_INFO, LOCK, SUMMARY, DIAGNOSTICS = "run.json", "lock", "summary.json", "diag
 ATTEMPTS, CLIENTS = "attempts.jsonl", "clients.json"
 CODE = "code"
 """Key of `RunInfo.contents`: the hash of the user's own source files."""
-log = logging.getLogger("fl_dist")
+log = logging.getLogger(__name__)
 LOCK_TIMEOUT_SECONDS = 10.0
 """How long a starting job waits for processes that call `is_locked`."""
 
@@ -229,7 +229,7 @@ class RunFolder:
         config = self._read_config()
         if not config:
             raise ConfigError(f"{self.path} is not a run: it has no {CONFIG}")
-        return config["rounds"]
+        return int(config["rounds"])
 
     def model_round(self) -> int:
         """The round after which a finished run wrote its model: a callback may have ended it early."""

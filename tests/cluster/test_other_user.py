@@ -31,7 +31,9 @@ def workspace() -> Iterator[Path]:
             path.mkdir(exist_ok=True)
             path.chmod(0o755)
             os.chown(path, NOBODY.pw_uid, NOBODY.pw_gid)
-        child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import fl_dist.main'], check=True)"
+        child = (
+            "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import fl_dist.run_command'], check=True)"
+        )
         code, output = run_as_nobody(folder, "-c", child)
         if code:
             skip_or_fail("root", f"another user cannot use this Python and this repository: {output.splitlines()[-1]}")

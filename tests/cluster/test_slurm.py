@@ -19,8 +19,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from fl_dist.config.sweeps import read_sweep
 from fl_dist.main import main
 from launch import submit, sweep
+from launch.sweep_command import read_statuses
 from tests.support import waiting
 from tests.support.launchers import find_rank_pids, write_config
 from tests.support.marks import timing
@@ -413,6 +415,6 @@ def test_the_status_shows_why_a_run_failed(arrays, capsys):
 
 
 def wait_for_array(file: str) -> None:
-    _, runs = sweep.read_sweep(file)
+    _, runs = read_sweep(file)
     ended = ("finished", "failed")
-    wait_for(lambda: all(status.state in ended for status in sweep.read_statuses(runs)), f"the end of {file}")
+    wait_for(lambda: all(status.state in ended for status in read_statuses(runs)), f"the end of {file}")

@@ -140,9 +140,10 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(
     folder = tmp_path / "checkpoint" / folder_name(manifest.round)
     damage(folder / "server.safetensors", how)
     assert main(arguments(tmp_path)) == 0
-    output = capsys.readouterr().out
-    assert any(f"resuming after round {earlier} " in output for earlier in range(1, manifest.round))
-    assert f"{folder}/server.safetensors" in output
+    captured = capsys.readouterr()
+    assert any(f"resuming after round {earlier} " in captured.out for earlier in range(1, manifest.round))
+    warnings = [line for line in captured.err.splitlines() if line.startswith("warning: ")]
+    assert any(f"{folder}/server.safetensors" in line for line in warnings)
     assert (tmp_path / "checkpoint" / f"{folder.name}.damaged-1").is_dir(), "the damaged checkpoint is renamed"
     assert_same_run(tmp_path, reference)
 

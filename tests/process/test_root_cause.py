@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fl_dist.main import main
-from launch.status import failure_reason
+from launch.run_status import failure_reason
 from tests.support.marks import exhaustive
 from tests.support.processes import NO_WANDB, run, run_ranks
 

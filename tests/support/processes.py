@@ -144,7 +144,7 @@ def _start_forkserver() -> None:
 
 
 _FORKSERVER = multiprocessing.get_context("forkserver")
-_FORKSERVER.set_forkserver_preload(["fl_dist.main"])
+_FORKSERVER.set_forkserver_preload(["fl_dist.run_command"])
 
 
 @contextlib.contextmanager

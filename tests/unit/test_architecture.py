@@ -24,9 +24,11 @@ LAYERS = (
     "fl_dist.execute",
     "fl_dist.runs",
     "fl_dist.results",
+    "fl_dist.diagnose_command",
     "fl_dist.diagnose",
     "fl_dist.report",
     "fl_dist.data.__main__",
+    "fl_dist.run_command",
     "fl_dist.main",
     "launch",
     "fl_dist.__main__",
@@ -97,3 +99,22 @@ def test_no_test_module_imports_another() -> None:
     assert importing == []
     waits = [p.name for p in (ROOT / "tests").rglob("*.py") if re.search(r"def (wait_for|free_port)\(", p.read_text())]
     assert waits == ["waiting.py"]
+
+
+def test_library_code_does_not_print() -> None:
+    """It logs or raises; commands, the loop of `report --serve` and terminal helpers print."""
+    printing = {module for module, path in MODULES.items() if _calls_print(path)}
+    commands = {
+        module for module in printing if module.startswith("launch.") or re.search(r"(__main__|command)$", module)
+    }
+    assert printing - commands == {"fl_dist.common.terminal", "fl_dist.report.serve"}
+
+
+def _calls_print(path: Path) -> bool:
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    return any(isinstance(function, ast.Name) and function.id == "print" for function in calls)
+
+
+def test_modules_have_loggers_of_their_own() -> None:
+    named = [m for m, path in MODULES.items() if re.search(r'^log = logging\.getLogger\("', path.read_text(), re.M)]
+    assert named == []

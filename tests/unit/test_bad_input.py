@@ -25,8 +25,8 @@ from fl_dist.config import BUILDER_SECTIONS, Config, load
 from fl_dist.main import main
 from fl_dist.metrics.file import DAMAGED, MetricsFile
 from fl_dist.metrics.record import RoundRecord
-from fl_dist.storage.run_folder import LOCK, FolderInUseError, FolderLostError, RunFolder
-from launch import local, status, sweep
+from fl_dist.storage.run_folder import LOCK, FolderInUseError, FolderLostError, RunFolder, is_locked
+from launch import local, sweep
 from tests.support.data_files import npz_arguments, save_npz
 from tests.support.marks import examples
 from tests.support.processes import NO_WANDB
@@ -428,7 +428,7 @@ class TestLock:
 
         def read_status() -> None:
             while not done.is_set():
-                status.is_locked(tmp_path)
+                is_locked(tmp_path)
 
         readers = [threading.Thread(target=read_status) for _ in range(3)]
         for reader in readers:
@@ -437,7 +437,7 @@ class TestLock:
             for _ in range(300):
                 folder = RunFolder(tmp_path)
                 folder.acquire(config)
-                assert status.is_locked(tmp_path)
+                assert is_locked(tmp_path)
                 folder.release()
         finally:
             done.set()

@@ -21,8 +21,8 @@ from fl_dist.common.hook_contract import HookContractError
 from fl_dist.common.vector_math import standard_deviation
 from fl_dist.config import load
 from fl_dist.config.help import help_lines
-from fl_dist.diagnose import _format_results as format_results
 from fl_dist.diagnose import main as diagnose
+from fl_dist.diagnose_command import _format_results as format_results
 from fl_dist.diagnostics.base import (
     Diagnostic,
     DiagnosticContext,

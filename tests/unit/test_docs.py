@@ -23,10 +23,10 @@ from fl_dist.algorithms.paper_costs import PAPER_COSTS
 from fl_dist.callbacks import callbacks
 from fl_dist.common.registry import Registry
 from fl_dist.config import BUILDER_SECTIONS, dump, validate
+from fl_dist.config.sweeps import read_sweep
 from fl_dist.diagnostics import diagnostics
 from fl_dist.metrics.record import markdown_table
 from fl_dist.metrics.summary import MEANINGS
-from launch import sweep as sweeps
 from tests.support.processes import ROOT
 from tests.support.snippets import DOCUMENTS, Snippet, create_workspace, snippets
 
@@ -197,7 +197,7 @@ def test_documented_configurations_are_valid(snippet: Snippet, tmp_path: Path) -
         return
     (tmp_path / "my.yaml").write_text("rounds: 3\n")
     (tmp_path / "sweep.yaml").write_text(snippet.text)
-    _, cells = sweeps.read_sweep(str(tmp_path / "sweep.yaml"))
+    _, cells = read_sweep(str(tmp_path / "sweep.yaml"))
     dimensions = [*text["grid"].values(), *(text[key] for key in ("rows", "columns", "list") if key in text)]
     assert len(cells) == math.prod(map(len, dimensions))
 

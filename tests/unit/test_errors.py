@@ -10,9 +10,12 @@ from fl_dist.algorithms.core import ChainError
 from fl_dist.common.errors import ConfigError, DataError, FlDistError, ModelError, UserError
 from fl_dist.common.hook_contract import HookContractError
 from fl_dist.common.imports import UserImportError
+from fl_dist.common.key_listing import list_diagnostics, read_key_listing
 from fl_dist.common.registry import BuilderError, UnknownNameError
 from fl_dist.common.yaml_reader import YamlError
 from fl_dist.config import load
+from fl_dist.config.help import help_lines
+from fl_dist.diagnostics import diagnostics
 from fl_dist.distributed.rendezvous import RankLostError
 from fl_dist.federation.local_training import ClientFailedError
 from fl_dist.federation.server import ServerDivergedError
@@ -82,6 +85,11 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert end.value.code == 0
     for key in ("local.weight_decay", "clients.on_failure", "monitor.wandb.mode", "algorithm.ema_decay", "data.path"):
         assert key in text
+
+
+def test_the_listing_that_help_shows_is_that_of_the_code() -> None:
+    assert read_key_listing() == list(help_lines()), "run python -m fl_dist.config.help"
+    assert list_diagnostics() == {name: diagnostics[name].__doc__.splitlines()[0] for name in diagnostics}
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fl_dist.config.sweeps import Sweep, read_sweep
 from launch import local, requeue, submit, sweep, sync
 from launch.devices import describe_placement, visible_gpus
 from tests.support.launchers import write_config
@@ -194,13 +195,13 @@ def test_a_sweep_is_validated_before_anything_starts(text, message, tmp_path, ca
 @pytest.mark.parametrize("name", ["sweep_digits.yaml", "results/lenet.yaml"])
 def test_the_included_sweeps_are_valid(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    _, runs = sweep.read_sweep(f"configs/{name}")
+    _, runs = read_sweep(f"configs/{name}")
     assert len({run.name for run in runs}) == len(runs) >= 6
 
 
 def test_finished_runs_of_a_sweep_are_not_started_again(tmp_path, capsys):
     file = write_sweep(tmp_path, "grid: {seed: [0, 1]}")
-    _, runs = sweep.read_sweep(file)
+    _, runs = read_sweep(file)
     for run in runs:
         write_run(Path(run.run), rounds=run.rounds)
     assert sweep.main([file, "--local"]) == 0
@@ -218,3 +219,7 @@ def test_sync_reports_missing_records_and_accounts(tmp_path, capsys, monkeypatch
     assert capsys.readouterr().out == f"{record}\n"
     assert sync.main([str(tmp_path)]) == 1
     assert "wandb login" in capsys.readouterr().err
+
+
+def test_the_help_of_a_sweep_lists_its_keys() -> None:
+    assert list(sweep.SWEEP_KEYS) == list(Sweep.model_fields)

@@ -28,7 +28,7 @@ from fl_dist.results.__main__ import main, parser
 from fl_dist.results.collect import collect
 from fl_dist.results.figures import Point, line_points, lines_over, scatter_points
 from fl_dist.results.panels import scale_x
-from launch import status
+from launch import run_status
 from tests.support.cli import CliResult, make_invoker
 from tests.support.processes import NO_WANDB
 
@@ -554,7 +554,7 @@ class TestUnfinished:
         line = csv_values("sweep.yaml", "--measure", "last")["Fed A", "IID", "last"]
         assert (line["finished"], float(line["value"])) == ("1", pytest.approx(70))
         assert "Fed_A-IID-seed0" not in invoke_ok("sweep.yaml").out
-        table = status.format_table([status.read_status("a", folder, 5, None, None)]).splitlines()
+        table = run_status.format_table([run_status.read_status("a", folder, 5, None, None)]).splitlines()
         assert table[1].split() == ["a", "finished", "3/5", "70.00", "%"]
 
     def test_a_run_is_finished_if_it_has_the_requested_rounds(self, write_run: WriteRun) -> None:

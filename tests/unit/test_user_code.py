@@ -482,6 +482,6 @@ def test_a_signal_before_the_start_is_not_an_exit_of_user_code(
     (tmp_path / f"{name}.py").write_text("def net(shape, outputs): ...")
 
     interrupted = eval("lambda words: leave(15, None)", {"leave": _exit_on_signal})  # not in a file of the user
-    with mock.patch("fl_dist.main.resolve_arguments", interrupted), pytest.raises(SystemExit) as exit_info:
+    with mock.patch("fl_dist.run_command.resolve_arguments", interrupted), pytest.raises(SystemExit) as exit_info:
         main([*SMALL, f"model={name}:net"])
     assert exit_info.value.code == 75 and capsys.readouterr().err == ""

@@ -1,0 +1,77 @@
+"""What `fl-dist run` does: read the configuration, find this process's rank, train; errors become exit codes."""
+
+import argparse
+
+import torch
+
+from fl_dist.callbacks.base import build_callbacks
+from fl_dist.common import terminal
+from fl_dist.common.errors import error_location
+from fl_dist.common.yaml_reader import to_yaml
+from fl_dist.config import Config, dump
+from fl_dist.config.arguments import resolve_arguments
+from fl_dist.distributed import bf16
+from fl_dist.distributed.memory import keep_freed_memory
+from fl_dist.distributed.rank_info import RankInfo, find_rank
+from fl_dist.distributed.signals import EXIT_REQUEUE, StopRequest, end_with_parent
+from fl_dist.execute import error_line, execute, exit_code, log_error, needs_traceback, torch_settings
+from fl_dist.federation.experiment import Experiment
+from fl_dist.federation.experiment_description import describe
+from fl_dist.metrics.file import MetricsLostError
+from fl_dist.storage.checkpoint import CheckpointFailedError
+from fl_dist.storage.run_folder import RunFolder
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    """Run a configuration. Exit codes: 2 bad configuration, 75 interrupted but resumable, 1 any other failure."""
+    rank_info, is_rank0 = None, True
+    try:
+        rank_info = find_rank()
+        is_rank0 = rank_info is None or rank_info.rank == 0
+        if rank_info is not None and rank_info.has_launcher:
+            end_with_parent()
+        config, _ = resolve_arguments(arguments.config)
+        folder = RunFolder(str(config.run.dir))
+        bf16.ensure_bf16_works(config)
+        if arguments.check:
+            return _check(config) if is_rank0 else 0
+    except SystemExit as e:
+        if not error_location(e):  # a signal before anything began
+            raise
+        terminal.print_error(
+            f"something called sys.exit({e.code!r}){error_location(e)}", e if arguments.traceback else None
+        )
+        return 2
+    except Exception as e:
+        log_error(e)
+        if is_rank0:
+            # There is no log yet that could hold the traceback.
+            _print_error(e, arguments.traceback or (needs_traceback(e) and not isinstance(e, ValueError | OSError)))
+        return 2
+    return _run(config, folder, rank_info, arguments.traceback)
+
+
+def _check(config: Config) -> int:
+    """Print the configuration as YAML, after comments on the data and the model."""
+    build_callbacks(config.callbacks)
+    experiment = Experiment(config, torch.device("cpu"))
+    for line in describe(experiment):
+        print(f"# {line}")
+    print(to_yaml(dump(config)), end="")
+    return 0
+
+
+def _run(config: Config, folder: RunFolder, rank_info: RankInfo | None, traceback: bool) -> int:
+    keep_freed_memory()
+    with torch_settings(config), StopRequest(config.checkpoint.grace) as stop:
+        try:
+            return 0 if execute(config, folder, rank_info, stop) else EXIT_REQUEUE
+        except Exception as e:
+            if rank_info is None or rank_info.rank == 0:
+                _print_error(e, traceback)
+            is_resumable = stop.was_requested and not isinstance(e, CheckpointFailedError | MetricsLostError)
+            return EXIT_REQUEUE if is_resumable and exit_code(e) == 1 else exit_code(e)
+
+
+def _print_error(error: Exception, with_traceback: bool) -> None:
+    terminal.print_error(error_line(error), error if with_traceback else None)
