@@ -1,6 +1,6 @@
 """Tasks, models trained in part, pretrained weights, features and normalisation, against plain loops in float64.
 
-The references are written from docs/algorithms.md and docs/yours.md alone: dictionaries of parameters, autograd, one
+The references are written from the documents alone (algorithms.md, data.md): dictionaries of parameters, autograd, one
 client after another. Batches are full, so that the order of rows does not matter, unless a test says otherwise.
 """
 

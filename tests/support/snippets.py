@@ -15,7 +15,7 @@ import numpy as np
 from fl_dist.config.arguments import resolve_arguments
 from tests.support.processes import ROOT, environment, run, run_ranks, torchrun
 
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 USER_CONFIG = """
 rounds: 2
 data: {name: npz, path: mine.npz}
@@ -41,16 +41,17 @@ class Snippet(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.document.name}:{self.line}"
+        return f"{self.document.relative_to(ROOT)}:{self.line}"
 
 
 def snippets(language: str | None = None) -> list[Snippet]:
+    """The code blocks of all documents, without directives of the site such as {toctree}."""
     found = []
     for document in DOCUMENTS:
         text = document.read_text()
-        for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for match in re.finditer(r"^```(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
             found.append(Snippet(document, text[: match.start()].count("\n") + 1, match[1], match[2]))
-    return [s for s in found if language in (None, s.language)]
+    return [s for s in found if language in (None, s.language) and not re.fullmatch(r"\{[\w-]+\}", s.language)]
 
 
 def create_workspace(folder: Path) -> None:
@@ -133,6 +134,17 @@ def _run_shell(line: str, words: list[str]) -> None:
     assert code == 0, output
 
 
+def _compare_hashes(line: str, words: list[str]) -> None:
+    """The documents say that the hashes are equal."""
+    code, output = run(["bash", "-c", line], env=environment())
+    assert code == 0 and len({row.split()[0] for row in output.splitlines()}) == 1, output
+
+
+def _run_python_code(line: str, words: list[str]) -> None:
+    code, output = run([sys.executable, *words[1:]])
+    assert code == 0, output
+
+
 def _skip(line: str, words: list[str]) -> None:
     """Run nothing: needs Slurm (test_slurm.py submits these lines), a network, or minutes of an idle machine."""
 
@@ -141,14 +153,19 @@ INTERPRETERS: dict[str, Callable[[str, list[str]], None]] = {
     "python -m pytest": _skip,  # a test run within the tests
     "python -m fl_dist.data fetch": _skip,
     'python -c "import sys, timm': _skip,  # test_timm.py runs it without the network
+    "python -c ": _run_python_code,
     "python -m benchmarks.scaling --no-check": _run_python,
     "python -m benchmarks.": _skip,  # minutes of measuring; test_benchmarks.py runs a case
     "python -m ": _run_python,
     "torchrun ": _run_torchrun,
     "make ": _run_make,
-    "sha256sum ": _run_shell,
+    "sha256sum ": _compare_hashes,
     "mkdir ": _run_shell,
+    "tail ": _run_shell,
     "git clone ": _skip,
+    "python3 -m venv ": _skip,
+    ".venv/bin/pip install ": _skip,
+    "wandb login": _skip,
     "sbatch ": _skip,
     "srun ": _skip,
     "export ": _skip,
