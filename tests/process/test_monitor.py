@@ -79,7 +79,7 @@ def offline_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
 
 
 def test_the_offline_record_holds_every_documented_name(offline_run: tuple[Path, dict[str, Any]]) -> None:
-    names = {name.replace("<rank>", "1") for name in documented_names("docs/monitoring.md", columns=3)}
+    names = {name.replace("<rank>", "1") for name in documented_names(columns=3)}
     expected = {
         *(name for name in names - {"9_workers/1/device_memory"} if "<" not in name),  # there is no GPU
         *("round", "1_test/loss", "1_test/accuracy"),
@@ -92,9 +92,9 @@ def test_the_offline_record_holds_every_documented_name(offline_run: tuple[Path,
     assert [name for name in sorted(expected) if f'"{name}"' not in text] == []
 
 
-def documented_names(page: str, columns: int) -> set[str]:
-    """The names in the last column but one of the page's tables with this number of columns."""
-    lines = [line.split("|") for line in (ROOT / page).read_text().splitlines() if "| `" in line]
+def documented_names(columns: int) -> set[str]:
+    """The names in the last column but one of the tables with this number of columns."""
+    lines = [line.split("|") for line in (ROOT / "docs" / "monitoring.md").read_text().splitlines() if "| `" in line]
     return {name for line in lines if len(line) == columns + 2 for name in re.findall(r"`([^`]+)`", line[columns - 1])}
 
 
@@ -103,7 +103,7 @@ STOPPED = "stopped"
 
 
 def test_the_summary_has_the_documented_names(offline_run: tuple[Path, dict[str, Any]]) -> None:
-    names = {name.replace("<metric>", "accuracy") for name in documented_names("docs/how-to/wandb.md", columns=2)}
+    names = {name.replace("<metric>", "accuracy") for name in documented_names(columns=2)}
     assert STOPPED in names
     names.remove(STOPPED)
     assert json.loads((offline_run[0] / "summary.json").read_text()).keys() == names
