@@ -35,8 +35,9 @@ class Snippet(NamedTuple):
     text: str
 
     def commands(self) -> list[str]:
-        """The lines of a shell block without their comments."""
-        lines = [re.sub(r"\s+#\s.*", "", line).strip() for line in self.text.splitlines()]
+        """The lines of a shell block without their comments; a backslash continues a line."""
+        text = re.sub(r"\\\n\s*", "", self.text)
+        lines = [re.sub(r"\s+#\s.*", "", line).strip() for line in text.splitlines()]
         return [line for line in lines if line]
 
     @property
