@@ -35,7 +35,7 @@ OUT_OF_GPU_MEMORY = HardwareFailure(
 )
 NONDETERMINISTIC = HardwareFailure(
     "this operation has no deterministic kernel on a GPU",
-    "choose a model without it (docs/gpu.md lists the layers that have one), or set topology.device=cpu",
+    "choose a model without it (docs/how-to/gpus.md lists the layers that have one), or set topology.device=cpu",
     ("does not have a deterministic implementation", "CUBLAS_WORKSPACE_CONFIG"),
 )
 NETWORK_FAILURE = HardwareFailure("the GPUs could not reach each other", "NCCL_DEBUG=INFO shows more", ("NCCL error",))

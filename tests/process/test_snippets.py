@@ -1,6 +1,7 @@
 """The commands in the documents work as printed."""
 
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -14,16 +15,12 @@ from fl_dist.config import arguments
 from tests.support.marks import exhaustive
 from tests.support.processes import ROOT, environment
 from tests.support.snippets import Snippet, create_workspace, run_command, snippets
+from tests.support.user_guide import NEW_ALGORITHM, guide_snippets, needs_user_files
 
 QUICKSTART_CONFIG = (
     "rounds: 2\nclients: {total: 4, per_round: 2}\nmodel: {name: mlp}\nmonitor: {wandb: {mode: disabled}}\n"
 )
-NEW_ALGORITHM, YOURS, CALLBACKS = "add-an-algorithm.md", "yours.md", "callbacks.md"
-
-
-def needs_user_files(snippet: Snippet) -> bool:
-    """Whether the block needs files of the reader; these documents have their own tests."""
-    return snippet.document.name in (NEW_ALGORITHM, YOURS, CALLBACKS)
+READERS_OF_RUNS = ("fl_dist.diagnose", "fl_dist.report", "launch.status", "tail ")
 
 
 @pytest.mark.parametrize("snippet", [s for s in snippets("sh") if not needs_user_files(s)], ids=lambda s: s.name)
@@ -37,12 +34,16 @@ def test_documented_commands_run(snippet: Snippet, tmp_path: Path, monkeypatch: 
             (tmp_path / "my_sweep.yaml").write_text(yaml.safe_dump(shrink_sweep(sweep)))
     monkeypatch.chdir(tmp_path)
     for command in snippet.commands():
-        # Every line is an alternative to those before it, so each starts in a clean workspace.
-        shutil.rmtree("runs", ignore_errors=True)
-        Path("runs/my_sweep/a/wandb/offline-run-20250101_000000-abc").mkdir(parents=True)
-        for word in command.split() if "fl_dist.diagnose" in command else ():
-            if word.startswith("runs/"):
-                run_command(f"python -m fl_dist.main my.yaml run.dir={word}")
+        # Every line is an alternative to those before it and starts in a clean workspace, unless models are compared.
+        if "sha256sum" not in snippet.text:
+            shutil.rmtree("runs", ignore_errors=True)
+        Path("runs/my_sweep/a/wandb/offline-run-20250101_000000-abc").mkdir(parents=True, exist_ok=True)
+        if command == "python -m launch.status":
+            run_command("python -m fl_dist.main my.yaml run.dir=runs/my")
+        for word in command.split() if any(reader in command for reader in READERS_OF_RUNS) else ():
+            if re.match(r"runs\b", word):
+                folder = "runs/my" if word == "runs" else word.removesuffix("/metrics.jsonl")
+                run_command(f"python -m fl_dist.main my.yaml run.dir={folder}")
         # Uploading needs an account and a network.
         run_command(f"{command} --dry-run" if "launch.sync" in command else command)
 
@@ -65,14 +66,14 @@ class TestANewAlgorithm:
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("setup.cfg", "pyproject.toml"):
             shutil.copy(ROOT / name, copy / name)
-        file, case, reduction = [s.text for s in snippets("python") if s.document.name == NEW_ALGORITHM]
+        file, case, reduction = [s.text for s in guide_snippets("python", NEW_ALGORITHM)]
         (copy / "fl_dist" / "algorithms" / "fednova.py").write_text(file)
         insert_after(copy / "tests" / "support" / "harness.py", "CASES: ", "}\n", case)
         insert_after(copy / "tests" / "unit" / "test_properties.py", "REDUCTIONS: ", "]\n", reduction)
         return copy
 
     def test_every_command_works(self, copy: Path) -> None:
-        commands = [c for s in snippets("sh") if s.document.name == NEW_ALGORITHM for c in s.commands()]
+        commands = [c for s in guide_snippets("sh", NEW_ALGORITHM) for c in s.commands()]
         path = f"{Path(sys.executable).parent}:{environment()['PATH']}"
         for command in commands:
             env = environment(PATH=path, PYTHONPATH=str(copy), WANDB_MODE="disabled")

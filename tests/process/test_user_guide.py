@@ -1,4 +1,4 @@
-"""The guide to a user's own model, data, task and algorithm, followed with an installed wheel."""
+"""The tutorials of a user's own model, data, task and method, followed with an installed wheel."""
 
 import re
 import subprocess
@@ -10,11 +10,11 @@ import pytest
 from tests.support.marks import exhaustive
 from tests.support.run_folder import model_hash, read_records
 from tests.support.user_guide import (
+    PYTHON,
     follow_guide,
     guide_snippets,
     install_package,
     installed_environment,
-    snippet_file_name,
 )
 from tests.support.waiting import TIMEOUT_SECONDS
 
@@ -44,8 +44,8 @@ def test_all_launchers_give_the_same_bits(workspace: Path) -> None:
 
 
 def test_only_the_trained_part_of_a_model_is_sent(workspace: Path) -> None:
-    full, head = (read_records(workspace / "runs" / name)[0] for name in ("alone", "head"))
-    assert head["bytes_up"] / full["bytes_up"] == pytest.approx((16 + 1) / (3 * 16 + 16 + 1))
+    full, head = (read_records(workspace / "runs" / name)[0] for name in ("net", "head"))
+    assert head["bytes_up"] / full["bytes_up"] == pytest.approx((48 + 1) * 10 / ((64 + 1) * 48 + (48 + 1) * 10))
 
 
 def test_a_language_model_learns(workspace: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_language_model_learns(workspace: Path) -> None:
 
 
 def test_the_cells_run_in_a_notebook(workspace: Path, installed: Path) -> None:
-    cells = "\n".join(snippet.text for snippet in guide_snippets("python") if snippet_file_name(snippet) is None)
+    cells = "\n".join(snippet.text for snippet in guide_snippets("python", PYTHON))
     result = subprocess.run(
         [sys.executable, "-c", cells],
         cwd=workspace,

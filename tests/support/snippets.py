@@ -35,22 +35,24 @@ class Snippet(NamedTuple):
     text: str
 
     def commands(self) -> list[str]:
-        """The lines of a shell block without their comments."""
-        lines = [re.sub(r"\s+#\s.*", "", line).strip() for line in self.text.splitlines()]
+        """The lines of a shell block without their comments; a backslash continues a line."""
+        text = re.sub(r"\\\n\s*", "", self.text)
+        lines = [re.sub(r"\s+#\s.*", "", line).strip() for line in text.splitlines()]
         return [line for line in lines if line]
 
     @property
     def name(self) -> str:
-        return f"{self.document.name}:{self.line}"
+        return f"{self.document.relative_to(ROOT)}:{self.line}"
 
 
 def snippets(language: str | None = None) -> list[Snippet]:
+    """The code blocks of all documents, without directives of the site such as {toctree}."""
     found = []
     for document in DOCUMENTS:
         text = document.read_text()
-        for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for match in re.finditer(r"^```(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
             found.append(Snippet(document, text[: match.start()].count("\n") + 1, match[1], match[2]))
-    return [s for s in found if language in (None, s.language)]
+    return [s for s in found if language in (None, s.language) and not re.fullmatch(r"\{[\w-]+\}", s.language)]
 
 
 def create_workspace(folder: Path) -> None:
@@ -133,6 +135,17 @@ def _run_shell(line: str, words: list[str]) -> None:
     assert code == 0, output
 
 
+def _compare_hashes(line: str, words: list[str]) -> None:
+    """The documents say that the hashes are equal."""
+    code, output = run(["bash", "-c", line], env=environment())
+    assert code == 0 and len({row.split()[0] for row in output.splitlines()}) == 1, output
+
+
+def _run_python_code(line: str, words: list[str]) -> None:
+    code, output = run([sys.executable, *words[1:]])
+    assert code == 0, output
+
+
 def _skip(line: str, words: list[str]) -> None:
     """Run nothing: needs Slurm (test_slurm.py submits these lines), a network, or minutes of an idle machine."""
 
@@ -141,14 +154,19 @@ INTERPRETERS: dict[str, Callable[[str, list[str]], None]] = {
     "python -m pytest": _skip,  # a test run within the tests
     "python -m fl_dist.data fetch": _skip,
     'python -c "import sys, timm': _skip,  # test_timm.py runs it without the network
+    "python -c ": _run_python_code,
     "python -m benchmarks.scaling --no-check": _run_python,
     "python -m benchmarks.": _skip,  # minutes of measuring; test_benchmarks.py runs a case
     "python -m ": _run_python,
     "torchrun ": _run_torchrun,
     "make ": _run_make,
-    "sha256sum ": _run_shell,
+    "sha256sum ": _compare_hashes,
     "mkdir ": _run_shell,
+    "tail ": _run_shell,
     "git clone ": _skip,
+    "python3 -m venv ": _skip,
+    ".venv/bin/pip install ": _skip,
+    "wandb login": _skip,
     "sbatch ": _skip,
     "srun ": _skip,
     "export ": _skip,

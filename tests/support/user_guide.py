@@ -5,18 +5,28 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.processes import ROOT, environment
 from tests.support.snippets import Snippet, snippets
 from tests.support.waiting import TIMEOUT_SECONDS
 
-GUIDE = ROOT / "docs" / "yours.md"
-CALLBACKS = ROOT / "docs" / "callbacks.md"
+TUTORIALS = ROOT / "docs" / "tutorials"
+GUIDE = (TUTORIALS / "model.md", TUTORIALS / "data.md", TUTORIALS / "method.md")
+"""In the order in which a reader follows them, in one folder."""
+CALLBACKS = (TUTORIALS / "callback.md",)
+NEW_ALGORITHM = (TUTORIALS / "algorithm.md",)
+PYTHON = (ROOT / "docs" / "how-to" / "python.md",)
 
 
-def guide_snippets(language: str, guide: Path = GUIDE) -> list[Snippet]:
-    return [s for s in snippets(language) if s.document == guide]
+def guide_snippets(language: str, guide: Sequence[Path] = GUIDE) -> list[Snippet]:
+    return [s for page in guide for s in snippets(language) if s.document == page]
+
+
+def needs_user_files(snippet: Snippet) -> bool:
+    """Whether the block needs files of the reader; these documents have their own tests."""
+    return snippet.document in (*GUIDE, *CALLBACKS, *NEW_ALGORITHM, *PYTHON)
 
 
 def snippet_file_name(snippet: Snippet) -> str | None:
@@ -26,13 +36,13 @@ def snippet_file_name(snippet: Snippet) -> str | None:
     return match[1] if match else None
 
 
-def write_files(folder: Path, guide: Path = GUIDE) -> None:
+def write_files(folder: Path, guide: Sequence[Path] = GUIDE) -> None:
     for snippet in [*guide_snippets("python", guide), *guide_snippets("yaml", guide)]:
         if name := snippet_file_name(snippet):
             (folder / name).write_text(snippet.text)
 
 
-def follow_guide(folder: Path, installed: Path, guide: Path = GUIDE) -> None:
+def follow_guide(folder: Path, installed: Path, guide: Sequence[Path] = GUIDE) -> None:
     """Write the guide's files into the folder and run its commands there."""
     write_files(folder, guide)
     for command in [command for snippet in guide_snippets("sh", guide) for command in snippet.commands()]:

@@ -227,7 +227,7 @@ class TestDeterminism:
             assert main([str(tmp_path / "config.json"), f"run.dir={tmp_path / 'run'}"]) == 1
         (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
         assert "no deterministic kernel on a GPU (_adaptive_avg_pool2d_backward_cuda does" in error
-        assert "; choose a model without it (docs/gpu.md lists" in error
+        assert "; choose a model without it (docs/how-to/gpus.md lists" in error
         assert main([str(tmp_path / "config.json"), f"run.dir={tmp_path / 'cpu'}", "topology.device=cpu"]) == 0
 
     def test_torch_is_deterministic_during_a_run(self) -> None:
