@@ -15,10 +15,10 @@ from typing import Any
 
 from fl_dist.__main__ import COMMANDS, usage
 from fl_dist.algorithms import algorithms, papers
-from fl_dist.algorithms.__main__ import PAPER_LEGEND, REPORT_COLUMNS, report_rows
 from fl_dist.algorithms.__main__ import main as show_algorithms
 from fl_dist.algorithms.core import parts
 from fl_dist.algorithms.paper_costs import PAPER_COSTS
+from fl_dist.algorithms.tables import PAPER_LEGEND, REPORT_COLUMNS, report_rows
 from fl_dist.callbacks import callbacks
 from fl_dist.common.registry import Registry
 from fl_dist.config.help import KeyInfo, list_keys, summary_of
