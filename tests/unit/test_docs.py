@@ -32,11 +32,8 @@ from tests.support.snippets import DOCUMENTS, Snippet, create_workspace, snippet
 from tests.support.user_guide import needs_user_files
 
 
-def test_the_readme_has_the_current_table_of_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
-    show_algorithms(["--markdown"])
-    table, _, _ = capsys.readouterr().out.strip().split("\n\n")
-    assert len(table.splitlines()) == 2 + len([*algorithms])
-    assert table in (ROOT / "README.md").read_text()
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 def load_generator() -> ModuleType:
