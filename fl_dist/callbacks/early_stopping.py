@@ -21,7 +21,7 @@ class EarlyStopping(Callback):
     def __init__(
         self,
         *,
-        target: Annotated[float | None, Field(description="stop once the metric reaches it")] = None,
+        target: Annotated[float | None, Field(description="stop once the metric reaches it, such as 0.9")] = None,
         patience: Annotated[
             int | None, Field(ge=1, description="stop after so many rounds without improvement")
         ] = None,
@@ -44,6 +44,9 @@ class EarlyStopping(Callback):
     def on_run_begin(self, context: RunContext) -> None:
         self.metric = self.metric or context.primary_metric.name
         self.best = self.best or context.primary_metric.best
+        is_percent = context.primary_metric.percent and self.metric == context.primary_metric.name
+        if is_percent and self.target is not None and self.target > 1:
+            raise ConfigError(f"target {self.target:g} is out of reach: {self.metric} is at most 1; write 0.9 for 90 %")
         if self.reason:
             context.request_stop(self.reason)
 

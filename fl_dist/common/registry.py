@@ -100,7 +100,7 @@ class Registry(Generic[T]):
         result = self._call(name, {argument: supplied[argument] for argument in self.takes(name)} | values)
         if self.product is not None and not isinstance(result, self.product):
             product = self.product.__qualname__
-            raise BuilderError(f"{self.kind} {name} gave {shorten(repr(result))}; it has to be a {product}")
+            raise BuilderError(f"{self.kind} {name} gave {shorten(repr(result))}; expected: {product}")
         return result
 
     def _call(self, name: str, arguments: dict[str, Any]) -> T:

@@ -147,7 +147,8 @@ def _validate_algorithm(settings: dict[str, Any], path: KeyPath, sources: Source
 def _validate_parts(settings: dict[str, Any], path: KeyPath, sources: Sources) -> list[dict[str, Any]]:
     chain, prefix = settings.pop("parts"), _dotted(path)
     if settings:
-        raise ConfigError(f"{prefix}: give either a name or parts, not {sorted(settings)} besides parts")
+        others = ", ".join(f"{prefix}.{key}" for key in sorted(settings))
+        raise ConfigError(f"{others}: not beside {prefix}.parts; replace the whole section: {prefix}={{parts: [...]}}")
     if not isinstance(chain, list):
         raise ConfigError(f"{prefix}.parts must be a list such as [{{sam: {{rho: 0.05}}}}, {{scaffold: {{}}}}]")
     checked = []

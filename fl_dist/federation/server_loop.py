@@ -217,7 +217,7 @@ class ServerLoop:
             summary["stopped"] = self.stop_reason
         summary |= server_load(self.records)
         try:
-            write_atomically(self.folder.path / SUMMARY, json.dumps(summary, indent=1).encode())
+            write_atomically(self.folder.path / SUMMARY, f"{json.dumps(summary, indent=1)}\n".encode())
         except OSError as e:
             log.warning("%s could not be written: %s; it follows from %s", SUMMARY, e.strerror, METRICS)
         return summary

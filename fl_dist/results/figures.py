@@ -123,6 +123,8 @@ def draw_surfaces(collection: Collection, file: Path) -> bool:
 def lines_over(collection: Collection, key: str) -> list[Line]:
     """The runs by their settings other than the key; ConfigError if none differ in the key alone."""
     values = {_setting(run, key) for run in collection.runs} - {None}
+    if key in ("seed", "rounds"):
+        raise ConfigError(f"runs are not compared by {key}: a point is the mean over seeds; choose another key")
     if not values:
         known = {name for run in collection.runs for name, value in run.settings.items() if _is_number(value)}
         raise ConfigError(f"no run has {key} in its configuration; {suggest(key, known)}")

@@ -251,8 +251,18 @@ class RunFolder:
         model = self.path / MODEL
         if self.read_rounds() < config.rounds:
             if model.exists():
+                self._refuse_to_stop_again(config)
                 os.replace(model, model.with_stem(f"{model.stem}-{self.model_round()}"))
             self._write_config(config)
+
+    def _refuse_to_stop_again(self, config: Config) -> None:
+        """A callback that ended the run would end it again at once."""
+        reason = self.stop_reason()
+        if reason and self._read_config().get("callbacks") == dump(config)["callbacks"]:
+            raise ConfigError(
+                f"a callback ended the run in {self.path} after round {self.model_round()}: {reason}; to continue it, "
+                "remove that callback or change its settings"
+            )
 
     def _read_config(self) -> dict[str, Any]:
         """The configuration in the folder; empty if there is none."""

@@ -240,15 +240,22 @@ class TestEarlyStopping:
         folder = train("run", "rounds=2", "evaluate.every=2", "callbacks=[{early_stopping: {target: 0}}]")
         assert "stopped" not in json.loads((folder / "summary.json").read_text())
 
-    def test_a_stopped_run_continues_with_more_rounds_and_other_settings(self, train: Train) -> None:
+    def test_a_stopped_run_continues_with_more_rounds_and_other_settings(
+        self, train: Train, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         folder = train("run", "callbacks=[{early_stopping: {target: 0}}]")
         assert fl_dist.load(folder).summary["stopped"] and len(read_records(folder)) == 2
-        train("run", "rounds=6", "callbacks=[{early_stopping: {target: 0}}]")
-        assert len(read_records(folder)) == 2, "the same settings stop it again, at the same round"
-        train("run", "rounds=7", "callbacks=[{early_stopping: {target: 2}}]")
+        train("run", "rounds=6", "callbacks=[{early_stopping: {target: 0}}]", expect=2)
+        assert "ended the run in" in (error := capsys.readouterr().err) and "change its settings" in error
+        assert fl_dist.load(folder).summary["stopped"] and fl_dist.load(folder).config.rounds < 6
+        train("run", "rounds=7", "callbacks=[{early_stopping: {target: 1}}]")
         assert len(read_records(folder)) == 7 and "stopped" not in fl_dist.load(folder).summary
         assert model_hash(folder) == model_hash(train("plain", "rounds=7"))
         assert sorted(path.name for path in folder.glob("model*")) == ["model-2.safetensors", "model.safetensors"]
+
+    def test_a_target_in_percent_is_refused(self, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+        train("run", "callbacks=[{early_stopping: {target: 90}}]", expect=1)
+        assert "accuracy is at most 1; write 0.9 for 90 %" in capsys.readouterr().err
 
     def test_a_stopped_run_is_finished(self, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
         settings = "callbacks=[{early_stopping: {target: 0}}]"

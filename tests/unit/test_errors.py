@@ -14,7 +14,7 @@ from fl_dist.common.key_listing import list_diagnostics, read_key_listing
 from fl_dist.common.registry import BuilderError, UnknownNameError
 from fl_dist.common.yaml_reader import YamlError
 from fl_dist.config import load
-from fl_dist.config.help import help_lines
+from fl_dist.config.help import help_lines, summary_of
 from fl_dist.diagnostics import diagnostics
 from fl_dist.distributed.rendezvous import RankLostError
 from fl_dist.federation.local_training import ClientFailedError
@@ -89,7 +89,7 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_listing_that_help_shows_is_that_of_the_code() -> None:
     assert read_key_listing() == list(help_lines()), "run python -m fl_dist.config.help"
-    assert list_diagnostics() == {name: diagnostics[name].__doc__.splitlines()[0] for name in diagnostics}
+    assert list_diagnostics() == {name: summary_of(diagnostics[name]) for name in diagnostics}
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

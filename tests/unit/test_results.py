@@ -1034,6 +1034,9 @@ dir: out
         assert panel.get_xscale() == scale
 
     def test_mistakes_are_named(self, write_run: WriteRun) -> None:
+        write_all_runs(write_run)
+        assert "mean over seeds" in error_line("sweep.yaml", "--plot", "p.png", "--over", "seed")
+        shutil.rmtree("out")
         Path("rho.yaml").write_text(self.AS_COLUMNS)
         plot = ("rho.yaml", "--plot", "p.png")
         assert "no run has algorithm.roh in its configuration; did you mean 'algorithm.rho'?" in error_line(

@@ -322,7 +322,7 @@ BAD_MODELS = {
         "    def forward(self, x): return super().forward(x.flatten(1)) / 0",
         "model {}:net gave values that are not finite for rows of shape [1, 8, 8], before any training",
     ),
-    "not a module": ("def net(shape, outputs): return 3", "model {}:net gave 3; it has to be a Module"),
+    "not a module": ("def net(shape, outputs): return 3", "model {}:net gave 3; expected: Module"),
     "a bug": (
         "def net(shape, outputs): return shape.size",
         "model {}:net failed: AttributeError: 'tuple' object has no attribute 'size' ({}.py, line 1)",
