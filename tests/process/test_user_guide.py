@@ -65,7 +65,7 @@ def test_the_cells_run_in_a_notebook(workspace: Path, installed: Path) -> None:
         timeout=TIMEOUT_SECONDS,
     )
     assert result.returncode == 0, result.stderr
-    assert "Run('runs/alone', finished, 6 of 6 rounds) 0.05 [" in result.stdout
+    assert "Run('runs/python', finished, 6 of 6 rounds) 0.05 [" in result.stdout
 
 
 def test_help_lists_the_settings_of_the_users_model(workspace: Path, installed: Path) -> None:
