@@ -74,7 +74,7 @@ class RunFolder:
         self.logs = self.path / "logs"
         self.info = RunInfo()
         self._lock: io.FileIO | None = None
-        self._lock_content = f"process {os.getpid()} on {socket.gethostname()}\n{secrets.token_hex(8)}\n".encode()
+        self._lock_content = f"process {os.getpid()} on {socket.gethostname()}, {secrets.token_hex(8)}\n".encode()
 
     @property
     def checkpoints(self) -> Path:
@@ -135,7 +135,7 @@ class RunFolder:
     def _read_lock_owner(self) -> str:
         assert self._lock is not None
         self._lock.seek(0)
-        return shorten(self._lock.read(200).decode(errors="replace").partition("\n")[0].strip()) or "another job"
+        return shorten(self._lock.read(200).decode(errors="replace").rpartition(", ")[0].strip()) or "another job"
 
     def _holds_lock(self) -> bool:
         """Whether the file at the path is still the one that this job locked."""
@@ -156,8 +156,8 @@ class RunFolder:
                 )
 
     def _lock_was_overwritten(self) -> bool:
-        """A full disk leaves the file empty."""
-        return read_file(self.path / LOCK) not in (self._lock_content, b"")
+        """A full disk leaves the file empty or its line incomplete."""
+        return not self._lock_content.startswith(read_file(self.path / LOCK))
 
     def _check_config(self, config: Config) -> bool:
         existing, run_files = self._read_config(), [n for n in RUN_FILES if os.path.lexists(self.path / n)]
