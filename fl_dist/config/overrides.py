@@ -91,7 +91,7 @@ def source_of(path: KeyPath, sources: Sources) -> str:
 def read_recorded_config(path: str | Path) -> Any:
     """What the config.yaml of a run folder holds, with today's names of its keys."""
     if os.path.exists(path) and not os.path.isfile(path):
-        raise ConfigError(f"{path} is not a regular file")
+        raise ConfigError(f"{path} is not a regular file; restore the configuration of the run")
     raw = read_yaml(path)
     for old, new in RENAMED_KEYS.items():
         (section, key), new_key = old.split("."), new.partition(".")[2]

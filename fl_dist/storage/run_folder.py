@@ -112,7 +112,7 @@ class RunFolder:
     def _refuse_links(self) -> None:
         """Files that are written in place, not replaced, must not be links: what they point to would be overwritten."""
         written = [self.path / name for name in (LOCK, METRICS, ATTEMPTS)]
-        for file in (*written, *self.logs.iterdir()):
+        for file in (*written, *self.logs.glob("*.log")):
             if file.is_symlink() or file.exists() and not file.is_file():
                 kind = "a symbolic link" if file.is_symlink() else "not a regular file"
                 raise ConfigError(
