@@ -24,6 +24,8 @@ class Downlink:
         pieces = zip(fields.items(), lengths, self.buffer.split(aligned), strict=True)
         views = {name: p[:length].view(dtype).view(shape) for (name, (shape, dtype)), length, p in pieces}
         self._header, self.buffers = views.pop("header"), views.pop("buffers")
+        self._host_header = torch.zeros_like(self._header, device="cpu")
+        self._host_words = self._host_header.numpy()
         self.vars = Vars(**views)
         """What the algorithm's clients see as `s`."""
 
@@ -33,7 +35,8 @@ class Downlink:
             view.copy_(getattr(published, name))
         self.buffers.copy_(buffers)
         header = [*command.encode(), len(assignment), *assignment.keys(), *assignment.values()]
-        self._header[: len(header)].copy_(torch.tensor(header))
+        self._host_words[: len(header)] = header
+        self._header.copy_(self._host_header)
 
     def read(self) -> tuple[Command, dict[int, int]]:
         """The command, and which rank trains which client."""

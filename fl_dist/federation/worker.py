@@ -152,7 +152,8 @@ class Worker:
         uploads, weighting = self.experiment.algorithm.uploads, self.experiment.config.server.weighting
         weight = self.experiment.weight(client, weighting)
         up.add(UPDATE, local.delta, weight)
-        up.add(BUFFERS, local.buffers, weight)
+        if local.buffers.numel():
+            up.add(BUFFERS, local.buffers, weight)
         for name, (tensor, factor) in local.sent.items():
             if self.experiment.sum_name(name) == name:
                 up.add(name, tensor, factor * (weight if uploads[name].by == "samples" else 1.0))

@@ -48,9 +48,8 @@ class RecordModel(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, without what is None."""
-        values = ((name, getattr(self, name)) for name in type(self).model_fields)
-        return {name: _plain(value) for name, value in values if value is not None}
+        """Plain data, without fields that are None."""
+        return self.model_dump(exclude_none=True)
 
 
 class Seconds(RecordModel):
@@ -321,14 +320,6 @@ def _unit(shown: Shown) -> str:
 
 def _add(first: int | None, second: int | None) -> int | None:
     return None if first is None or second is None else first + second
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, RecordModel):
-        return value.to_json()
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return value
 
 
 def _numbers(value: Any, path: tuple[str, ...] = (), in_plot: bool = False) -> Iterator[tuple[tuple[str, ...], float]]:
