@@ -49,6 +49,23 @@ def read_status(name: str, run: Path, rounds: int | None, queue_state: str | Non
         return Status(name, "unreadable", reason=error_message(e))
 
 
+def read_submitted_status(run: Path, queue: dict[str, str]) -> Status:
+    """The same of a run by itself, with the state of the job that `launch.submit` submitted last for it."""
+    names = [script.name.removesuffix("_submission.sh") for script in (run / "jobs").glob("*_submission.sh")]
+    job = max(filter(str.isdecimal, names), key=int, default=None)
+    return read_status(str(run), run, None, queue.get(job or ""), latest_log(run, run, job))
+
+
+def latest_log(run: Path, folder: Path, job: str | None) -> Path | None:
+    """The log of the latest attempt: a local one, or that of a job whose files are in the folder."""
+    logs = [run / "logs" / "launch.log", *([job_log(folder, job)] if job is not None else [])]
+    return max((log for log in logs if log.exists()), key=lambda log: log.stat().st_mtime, default=None)
+
+
+def job_log(folder: Path, job: str) -> Path:
+    return folder / "jobs" / f"{job}_0_log.out"
+
+
 def _read_status(name: str, run: Path, rounds: int, queue_state: str | None, log: Path | None) -> Status:
     records = _read_last_records(run / METRICS)
     is_finished = RunFolder(run).is_finished(rounds)

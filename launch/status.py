@@ -18,13 +18,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     folders = parser.parse_args(argv).runs
     # These take seconds.
     from fl_dist.storage.run_folder import find_runs
-    from launch.run_status import format_table, read_status
+    from launch.run_status import format_table, read_queue, read_submitted_status
 
     runs = [run for folder in folders for run in find_runs(folder)]
     if not runs:
         terminal.print_error(f"no run in {', '.join(map(str, folders))}; a run folder contains a config.yaml")
         return 1
-    print(format_table([read_status(str(run), run, None, None, run / "logs" / "launch.log") for run in runs]))
+    queue = read_queue()
+    print(format_table([read_submitted_status(run, queue) for run in runs]))
     return 0
 
 

@@ -35,13 +35,13 @@ def _submit(arguments: argparse.Namespace) -> int:
     resources = _parse_resources(arguments, len(gpus))
     profile = cluster.read_profile(arguments.profile, arguments.profiles)
     folder = RunFolder(str(config.run.dir))
-    folder.check_not_finished(config.rounds)
     run = folder.path
     command += ["--traceback"] if arguments.traceback else []
     options = cluster.slurm_options(arguments.name or run.name, resources, profile)
     if arguments.dry_run:
         print(cluster.batch_script(run / "jobs", options))
         return 0
+    folder.check_not_finished(config.rounds)
     task = Task(command, str(run), config.rounds, os.getpid() if arguments.local else None)
     if arguments.local:
         return _run_locally(task, resources, gpus, config.checkpoint.grace)

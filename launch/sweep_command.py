@@ -21,7 +21,7 @@ from fl_dist.storage.run_folder import RunFolder, is_locked
 from launch import cluster
 from launch.node import EXIT_BAD_CONFIG
 from launch.pool import run_locally
-from launch.run_status import Status, format_table, read_queue, read_status
+from launch.run_status import Status, format_table, job_log, latest_log, read_queue, read_status
 from launch.task import Task
 
 
@@ -87,7 +87,7 @@ def _submit(sweep: str, runs: list[SweepRun], executor: submitit.SlurmExecutor, 
     print(f"requests {placement}, each")
     print(f"runs     {folder}/")
     print(f"status   python -m launch.sweep {sweep} --status")
-    print(f"follow   tail -F {_job_log(folder, jobs[0].job_id)}")
+    print(f"follow   tail -F {job_log(folder, jobs[0].job_id)}")
 
 
 def _read_jobs(folder: Path) -> dict[str, str]:
@@ -99,18 +99,12 @@ def _read_jobs(folder: Path) -> dict[str, str]:
     return jobs
 
 
-def _job_log(folder: Path, job_id: str) -> Path:
-    return folder / "jobs" / f"{job_id}_0_log.out"
-
-
 def read_statuses(runs: list[SweepRun]) -> list[Status]:
-    jobs, queue = _read_jobs(runs[0].run.parent), read_queue()
-    return [read_status(r.name, r.run, r.rounds, queue.get(jobs.get(r.name, "")), _latest_log(r, jobs)) for r in runs]
+    folder = runs[0].run.parent
+    jobs, queue = _read_jobs(folder), read_queue()
 
+    def status_of(run: SweepRun) -> Status:
+        job = jobs.get(run.name)
+        return read_status(run.name, run.run, run.rounds, queue.get(job or ""), latest_log(run.run, folder, job))
 
-def _latest_log(run: SweepRun, jobs: dict[str, str]) -> Path | None:
-    """The log of the latest attempt, submitted or local."""
-    logs = [run.run / "logs" / "launch.log"]
-    if run.name in jobs:
-        logs.append(_job_log(run.run.parent, jobs[run.name]))
-    return max((log for log in logs if log.exists()), key=lambda log: log.stat().st_mtime, default=None)
+    return [status_of(run) for run in runs]

@@ -147,7 +147,12 @@ def add_traceback_option(parser: argparse.ArgumentParser) -> None:
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Errors in the command are one line."""
+    """Errors in the command are one line, and name the program as the user has typed it."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        """`prog`: the module behind a command of `fl-dist`, or a subcommand of it."""
+        is_command = os.path.basename(sys.argv[0]) == "fl-dist" and prog.startswith("python -m ")
+        super().__init__(f"fl-dist {sys.argv[1]}" if is_command else prog, **options)
 
     def error(self, message: str) -> NoReturn:
         print_error(f"{message}; see {self.prog} --help")

@@ -77,4 +77,5 @@ def test_one_command_has_all_subcommands(command: list[str], tmp_path: Path) -> 
     wrong = run_subcommand("statsu")
     assert (wrong.returncode, wrong.stderr) == (2, "error: unknown command 'statsu'; did you mean 'status'?\n")
     assert run_subcommand("status").stderr == "error: no run in runs; a run folder contains a config.yaml\n"
-    assert "usage: python -m launch.sweep" in run_subcommand("sweep", "--help").stdout
+    module = "fl-dist sweep" if command == ["fl-dist"] else "python -m launch.sweep"
+    assert f"usage: {module} " in run_subcommand("sweep", "--help").stdout

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fl_dist.config.sweeps import Sweep, read_sweep
-from launch import local, requeue, submit, sweep, sync
+from launch import local, requeue, status, submit, sweep, sync
 from launch.devices import describe_placement, visible_gpus
 from tests.support.launchers import write_config
 from tests.support.processes import ROOT, environment
@@ -64,6 +64,29 @@ def test_the_dry_run_shows_the_batch_script_of_a_profile(config, tmp_path, capsy
     assert re.search(r"^srun .*--cpus-per-task=2 ", script, re.MULTILINE), "srun does not inherit it"
     assert "\nmodule load x\n" in script
     assert not (tmp_path / "run").exists()
+
+
+def test_the_dry_run_of_a_finished_run_shows_its_batch_script(config, tmp_path, capsys):
+    (tmp_path / "model.safetensors").touch()
+    assert submit.main([config, f"run.dir={tmp_path}", "--dry-run"]) == 0
+    assert "#SBATCH --nodes=1\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("queue", "state"), [("8 REQUEUED", "pending"), ("8 RUNNING", "running"), ("7 RUNNING", "failed")]
+)
+def test_the_status_of_a_run_is_that_of_its_last_job(queue, state, config, slurm_commands, tmp_path, capsys):
+    jobs = tmp_path / "run" / "jobs"
+    jobs.mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text("rounds: 3\n")
+    for job in ("7", "8"):
+        (jobs / f"{job}_submission.sh").touch()
+    (jobs / "8_0_log.out").write_text("starting run\nerror: no such data\n")
+    write_program(slurm_commands / "squeue", f"echo {queue}")
+    assert status.main([str(tmp_path / "run")]) == 0
+    row = capsys.readouterr().out.splitlines()[1]
+    assert state in row
+    assert row.endswith("no such data") == (state == "failed")
 
 
 def test_profiles_are_checked(config, tmp_path, capsys):
