@@ -17,6 +17,7 @@ def test_random_kills_change_nothing(tmp_path: Path) -> None:
     report = chaos(4, seed=20, root=tmp_path)
     assert report.disturbances.total() >= 4
     assert report.differences == 0, report
+    assert report.losses == 0, report
 
 
 def test_restarts_of_torchrun_resume_without_help(tmp_path: Path) -> None:

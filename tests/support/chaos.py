@@ -1,9 +1,10 @@
 """Disturb real jobs at random times, restart them on other layouts, compare the result with an undisturbed run.
 
-python -m tests.support.chaos 200 [--seed S]
+python -m tests.support.chaos 200 [--seed S] [--kind KIND ...]
 
 It kills and stops ranks, kills launchers and their agents, delays syncs to disk, fills the disk for seconds
-(as root), and flips a bit of a checkpoint file between two attempts.
+(as root), starts a second job on the folder where every lock succeeds; between two attempts it flips a bit of a
+checkpoint file or replaces a file by a symbolic link.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +51,8 @@ class ChaosReport:
     rounds_lost: int = 0
     runs: int = 0
     differences: int = 0
+    losses: int = 0
+    """Jobs that ended as if nothing had happened, without a model."""
     slowest_end: float = 0.0
 
     def __str__(self) -> str:
@@ -57,7 +60,7 @@ class ChaosReport:
         return (
             f"{self.disturbances.total()} disturbances ({kinds}), {self.restarts} restarts, {self.runs} runs finished, "
             f"{self.rounds_lost} rounds repeated, all processes ended within {self.slowest_end:.1f} s, "
-            f"{self.differences} differences"
+            f"{self.differences} differences, {self.losses} silent losses"
         )
 
 
@@ -129,6 +132,33 @@ class Job:
             self._signal(self.rng.choice(processes).pid, signal.SIGKILL)
             self._wait_for_all(processes)
 
+    def two_jobs(self) -> None:
+        """Start a second job on the folder where every lock succeeds: the first has to end, then kill a rank."""
+        no_locks = {"EVERY_LOCK_SUCCEEDS": "1"}
+        with start_ranks(self.ranks, self.arguments, **no_locks) as first:
+            self._wait_for_a_round(lambda: all(p.poll() is None for p in first))
+            with start_ranks(self.ranks, self.arguments, **no_locks) as second:
+                self._wait_for_all(first)
+                self._signal(self.rng.choice(second).pid, signal.SIGKILL)
+                self._wait_for_all(second)
+
+    def link(self) -> None:
+        """Kill a rank, then replace a file by a link: the next job has to refuse it and to leave its target alone."""
+        self.kill()
+        written = [self.folder / name for name in ("lock", "metrics.jsonl", "attempts.jsonl", "logs/rank0.log")]
+        files = [file for file in written if file.exists()]
+        if not files or (self.folder / "model.safetensors").exists():
+            return
+        file, target = self.rng.choice(files), self.folder.parent / "target"
+        content = file.read_bytes()
+        file.rename(target)
+        file.symlink_to(target)
+        codes, outputs = run_ranks(self.ranks, self.arguments)
+        if codes != [2] * self.ranks or str(file) not in outputs[0] or target.read_bytes() != content:
+            self.report.differences += 1
+            print(f"a link in the place of {file} was not refused: exit codes {codes}\n{outputs[0]}")
+        target.rename(file)
+
     def launcher(self) -> None:
         """Kill the launcher or its agent; every process it started must end."""
         command = [sys.executable, "-m", "launch.local", "-n", str(self.ranks), *self.arguments]
@@ -160,6 +190,9 @@ class Job:
                 all_ended = False
                 print(f"{self.kind}: process {rank} of {len(processes)} still runs; its output:\n{process.output()}")
         self._record_end(start, all_ended)
+        if not any(p.returncode for p in processes) and not (self.folder / "model.safetensors").exists():
+            self.report.losses += 1
+            print(f"{self.kind}: the job ended with 0 and left no model; output of rank 0:\n{processes[0].output()}")
 
     def _record_end(self, start: float, all_ended: bool) -> None:
         self.report.slowest_end = max(self.report.slowest_end, time.monotonic() - start)
@@ -187,7 +220,10 @@ def small_disk(path: Path) -> Iterator[bool]:
             subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-def chaos(disturbances: int, seed: int, root: Path, verbose: bool = False) -> ChaosReport:
+KINDS = ("kill", "kill", "stop", "slow", "flip", "fill", "launcher", "two_jobs", "link")
+
+
+def chaos(disturbances: int, seed: int, root: Path, verbose: bool = False, kinds: Sequence[str] = KINDS) -> ChaosReport:
     rng, report = random.Random(seed), ChaosReport()
     while report.disturbances.total() < disturbances:
         algorithm = ALGORITHMS[report.runs % len(ALGORITHMS)]
@@ -195,11 +231,13 @@ def chaos(disturbances: int, seed: int, root: Path, verbose: bool = False) -> Ch
         codes, outputs = run_ranks(1, [*settings(algorithm, reference), "topology.server=shared"], timeout=240)
         assert codes == [0], outputs
         with small_disk(root / f"{report.runs}-disk") as is_mounted:
-            kinds = [k for k in KINDS if is_mounted or k != "fill"]
+            possible = [k for k in kinds if is_mounted or k != "fill"]
             disturbed = root / f"{report.runs}-disk" / "disturbed"
             while not (disturbed / "model.safetensors").exists():
                 job = Job(algorithm, disturbed, rng, report)
-                job.disturb(rng.choice(kinds)) if report.disturbances.total() < disturbances else job.run_undisturbed()
+                job.disturb(
+                    rng.choice(possible)
+                ) if report.disturbances.total() < disturbances else job.run_undisturbed()
                 report.restarts += 1
             same = model_hash(reference) == model_hash(disturbed) and (
                 reproducible_records(reference) == reproducible_records(disturbed)
@@ -212,18 +250,16 @@ def chaos(disturbances: int, seed: int, root: Path, verbose: bool = False) -> Ch
     return report
 
 
-KINDS = ("kill", "kill", "stop", "slow", "flip", "fill", "launcher")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("disturbances", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", action="append", choices=dict.fromkeys(KINDS), help="only these (may be repeated)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
-        report = chaos(options.disturbances, options.seed, Path(root), verbose=True)
+        report = chaos(options.disturbances, options.seed, Path(root), verbose=True, kinds=options.kind or KINDS)
     print(report)
-    return int(report.differences > 0)
+    return int(report.differences + report.losses > 0)
 
 
 if __name__ == "__main__":
