@@ -191,6 +191,8 @@ def _check_consistency(config: Config) -> None:
         raise ConfigError(f"clients.per_round is {clients.per_round}, more than the {clients.total} of clients.total")
     if config.local.batch_size != "full" and not 1 <= config.local.batch_size <= MAX_COUNT:
         raise ConfigError(f"local.batch_size must be full, or from 1 to {MAX_COUNT:,}, not {config.local.batch_size}")
+    if config.local.batch_size == "full" and config.local.compile:
+        raise ConfigError("local.compile needs batches of one size; set local.batch_size to a number")
     _check_chain(config.algorithm, ("algorithm",))
     _check_diagnosed_clients(config)
     schedule = read_schedule(config)

@@ -66,6 +66,9 @@ class Local(StrictModel):
         Literal["float64", "float32", "tf32", "bf16"],
         key("arithmetic; tf32: float32, with faster, coarser products (GPUs only); bf16: autocast, weights float32"),
     ] = "float32"
+    compile: Annotated[
+        bool, key("local steps by torch.compile: a minute at the start, then faster steps for some models")
+    ] = False
 
 
 class Server(StrictModel):

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -87,7 +87,14 @@ class ClientData:
 
     def plain_batches(self, client: int) -> Iterator[Batch]:
         """The client's data once, in order, without augmentation."""
-        for x, y in self.data.load(self.rows[client].split(self.batch_size(client))):
+        return self._load_plain(self.rows[client].split(self.batch_size(client)))
+
+    def example_batch(self, size: int) -> Batch:
+        """A batch of this size, of the first row only."""
+        return next(self._load_plain([torch.zeros(size, dtype=torch.int64)]))
+
+    def _load_plain(self, pieces: Iterable[Tensor]) -> Iterator[Batch]:
+        for x, y in self.data.load(pieces):
             yield self.task.batch(normalise(x, self.dataset, self.dtype), y)
 
 

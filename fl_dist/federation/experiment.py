@@ -80,8 +80,10 @@ class Experiment:
 
     def _build_module(self, section: dict[str, Any]) -> nn.Module:
         seed_global(torch_seed(self.config.seed, "model"), self.device)
-        dtype = DTYPES[self.config.local.precision]
-        return build_model(section, self.model_interface, dtype, for_training=True).to(self.device)
+        local = self.config.local
+        # Compilers know no kernels of oneDNN's layouts.
+        module = build_model(section, self.model_interface, DTYPES[local.precision], for_training=not local.compile)
+        return module.to(self.device)
 
     def _build_eval_model(self) -> FlatModel:
         """Weights come from the model that is there already: files of weights are read once."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_dist.algorithms.core import Algorithm, Batch, ModelOutput, Round, Vars
-from fl_dist.common.errors import FlDistError
+from fl_dist.common.errors import ConfigError, FlDistError
 from fl_dist.common.hook_contract import HookContractError, describe_value
 from fl_dist.common.randomness import seed_global, torch_seed
 from fl_dist.config import Local
@@ -18,7 +18,7 @@ from fl_dist.federation.flat_model import FlatModel
 from fl_dist.federation.layer_outputs import LayerOutputs
 from fl_dist.federation.trajectory_recorder import TrajectoryRecorder
 from fl_dist.federation.uplink import REMEDY
-from fl_dist.models import differentiable_rnn
+from fl_dist.models import CompiledModule, describe_compile_error, differentiable_rnn
 
 DIVERGED_MESSAGE = f"training diverged, its loss is not finite; {REMEDY}"
 
@@ -67,6 +67,21 @@ class LocalTraining:
         model.train()
         eval_model.module.eval()
         self._momentum: list[Tensor] | None = None
+        self._module: Callable[[Tensor], Tensor] = model.module
+        """For local steps; the eval model is not compiled."""
+
+    def compile(self) -> None:
+        """Compile the passes of local steps and try them, so that errors come before the first round."""
+        if self.algorithm.layers:
+            raise ConfigError("local.compile=true hides the layers whose outputs the algorithm reads; set it to false")
+        size = int(self.local.batch_size)
+        self._module = CompiledModule(self.model.module, size)
+        x, y = self.client_data.example_batch(size)
+        try:
+            outputs, y = self.task.align(self.forward(self.model, x)[0], y)
+            self.backward(self.task.loss(outputs, y))
+        except Exception as e:
+            raise describe_compile_error(e) from e
 
     def run(
         self, client: int, s: Vars, buffers: Tensor, state: Vars, r: Round, recorder: TrajectoryRecorder | None = None
@@ -159,10 +174,11 @@ class LocalTraining:
         """The model's output for a batch, and that of the layers that parts name."""
         self.forwards += 1
         layers, dtype = self._layer_outputs[id(model)], self.model.vector.dtype
+        module = self._module if model is self.model else model.module
         if self.local.precision != "bf16":
-            return model.module(x), layers.pop(dtype)
+            return module(x), layers.pop(dtype)
         with torch.autocast(x.device.type, torch.bfloat16):
-            return model.module(x).to(dtype), layers.pop(dtype)
+            return module(x).to(dtype), layers.pop(dtype)
 
     @torch.no_grad()
     def teacher(self, weights: Tensor, batch: Batch) -> ModelOutput:

@@ -59,6 +59,8 @@ class Worker:
             config.clients.deadline,
             self._progress,
         )
+        if config.local.compile and group.rank in group.workers:
+            self.training.compile()
         self.states = ClientStateStore(
             experiment.template,
             group.rank,

@@ -9,11 +9,21 @@ from fl_dist.common.errors import ModelError
 from fl_dist.common.registry import import_submodules
 from fl_dist.models.base import models
 from fl_dist.models.blocks import split_off_dense
+from fl_dist.models.compiled import CompiledModule, describe_compile_error
 from fl_dist.models.kernels import allow_first_order_kernels, differentiable_rnn, second_order
 from fl_dist.models.weights import describe_pretrained, freeze_except, load_init, load_pretrained
 
 import_submodules(__name__)
-__all__ = ["build_model", "describe_pretrained", "differentiable_rnn", "models", "second_order", "split_off_dense"]
+__all__ = [
+    "CompiledModule",
+    "build_model",
+    "describe_compile_error",
+    "describe_pretrained",
+    "differentiable_rnn",
+    "models",
+    "second_order",
+    "split_off_dense",
+]
 
 
 class ModelInterface(NamedTuple):
