@@ -1,11 +1,15 @@
 """Resources and cluster profiles, and the submitit executor for them."""
 
+import contextlib
+import io
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import submitit
 from pydantic import Field
+from submitit.core.utils import FailedJobError
 
 from fl_dist.common.errors import ConfigError, UserError
 from fl_dist.common.formatting import suggest
@@ -95,6 +99,20 @@ def create_executor(folder: Path, options: Options, remedy: str) -> submitit.Slu
     executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=MAX_REQUEUES)
     executor.update_parameters(**options)
     return executor
+
+
+@contextlib.contextmanager
+def submission() -> Iterator[None]:
+    """Within it jobs are submitted; what sbatch refuses is the user's to change."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what it raises
+            yield
+    except FailedJobError as e:
+        reasons = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in str(e).splitlines()]
+        raise UserError(
+            f"sbatch refused the job: {'; '.join(reasons) or 'it gave no reason'}; "
+            "--dry-run shows its script, profiles.yaml has partition, account and limits"
+        ) from e
 
 
 class _ScriptWriter(submitit.SlurmExecutor):

@@ -19,6 +19,8 @@ LOG_TAIL_LINES = 1000
 """Lines at the end of a log that are searched for its last attempt."""
 ERROR_PREFIXES = ("error: ", "launch.task.RunFailedError: ", "slurmstepd", "srun: error: ")
 """Starts of lines that say why a run failed, the most informative first."""
+LOGGED_START, LOGGED_ERROR = " INFO fl_dist ", " ERROR "
+"""In lines of a rank's log: the first of an attempt, and what ended it."""
 
 
 @dataclass
@@ -69,7 +71,9 @@ def job_log(folder: Path, job: str) -> Path:
 def _read_status(name: str, run: Path, rounds: int, queue_state: str | None, log: Path | None) -> Status:
     records = _read_last_records(run / METRICS)
     is_finished = RunFolder(run).is_finished(rounds)
-    status = Status(name, "finished" if is_finished else _state(run, queue_state, log, has_records=bool(records)))
+    reason = failure_reason(log) or _logged_failure(RunFolder(run).logs / "rank0.log")
+    state = _state(run, queue_state, has_failed=reason is not None, has_records=bool(records))
+    status = Status(name, "finished" if is_finished else state)
     if records:
         completed = records[-1].round
         status.round, status.accuracy = f"{completed}/{rounds}", _format_score(run, records)
@@ -77,33 +81,45 @@ def _read_status(name: str, run: Path, rounds: int, queue_state: str | None, log
             mean_seconds = sum(record.seconds.total for record in records) / len(records)
             status.left = format_duration(mean_seconds * (rounds - completed))
     if status.state == "failed":
-        status.reason = failure_reason(log) or ""
+        status.reason = reason or ""
     return status
 
 
-def _state(run: Path, queue_state: str | None, log: Path | None, has_records: bool) -> str:
+def _state(run: Path, queue_state: str | None, has_failed: bool, has_records: bool) -> str:
     if queue_state is not None:
         return "pending" if queue_state in ("PENDING", "REQUEUED", "REQUEUE_HOLD") else "running"
     if is_locked(run):
         return "running"
-    if failure_reason(log) is not None:
+    if has_failed:
         return "failed"
     return "interrupted" if has_records else "new"
 
 
 def failure_reason(log: Path | None) -> str | None:
     """The first error of the last attempt; later ones are its consequences."""
-    if log is None or not log.exists():
-        return None
-    check_regular(log)
-    with open(log, encoding="utf-8", errors="replace") as file:
-        lines = [line.strip() for line in deque(file, LOG_TAIL_LINES)]
+    lines = _read_tail(log)
     attempt_start = max((k for k, line in enumerate(lines) if line.startswith(f"{STARTING} ")), default=0)
     for prefix in ERROR_PREFIXES:
         for line in lines[attempt_start:]:
             if line.startswith(prefix):
                 return line.removeprefix(ERROR_PREFIXES[0]).removeprefix(ERROR_PREFIXES[1])
     return None
+
+
+def _logged_failure(log: Path) -> str | None:
+    """The error that ended the last attempt, by the log of rank 0."""
+    lines = _read_tail(log)
+    attempt_start = max((k for k, line in enumerate(lines) if LOGGED_START in line), default=0)
+    errors = [line.partition(LOGGED_ERROR)[2] for line in lines[attempt_start:] if LOGGED_ERROR in line]
+    return errors[0] if errors else None
+
+
+def _read_tail(log: Path | None) -> list[str]:
+    if log is None or not log.exists():
+        return []
+    check_regular(log)
+    with open(log, encoding="utf-8", errors="replace") as file:
+        return [line.strip() for line in deque(file, LOG_TAIL_LINES)]
 
 
 def _read_last_records(metrics: Path) -> list[RoundRecord]:

@@ -45,7 +45,9 @@ def _submit(arguments: argparse.Namespace) -> int:
     task = Task(command, str(run), config.rounds, os.getpid() if arguments.local else None)
     if arguments.local:
         return _run_locally(task, resources, gpus, config.checkpoint.grace)
-    job = cluster.create_executor(run / "jobs", options, "--local or launch.local").submit(task)
+    executor = cluster.create_executor(run / "jobs", options, "--local or launch.local")
+    with cluster.submission():
+        job = executor.submit(task)
     _print_job(job, resources, run, f"scancel {job.job_id}")
     return 0
 

@@ -79,7 +79,7 @@ def _find_unstarted(runs: list[SweepRun]) -> list[SweepRun]:
 
 
 def _submit(sweep: str, runs: list[SweepRun], executor: submitit.SlurmExecutor, folder: Path, placement: str) -> None:
-    with executor.batch():
+    with cluster.submission(), executor.batch():
         jobs = [executor.submit(Task(run.command, str(run.run), run.rounds)) for run in runs]
     job_ids = {run.name: job.job_id for run, job in zip(runs, jobs, strict=True)}
     write_atomically(folder / "jobs.json", json.dumps(_read_jobs(folder) | job_ids, indent=1).encode())

@@ -4,7 +4,7 @@ Parts see vectors, gradient oracles and numbers; no ranks, no data, no models.
 Conventions: an update points downhill; `delta` is a client's y_K - z; gradient-like buffers point uphill.
 """
 
-import difflib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +17,7 @@ from fl_dist.common.errors import UserError
 from fl_dist.common.hook_contract import (
     HookContractError,
     TensorKind,
+    check_hook_names,
     require_names,
     require_number,
     require_same_kind,
@@ -24,6 +25,8 @@ from fl_dist.common.hook_contract import (
     require_vector_like,
 )
 from fl_dist.common.registry import Registry
+
+log = logging.getLogger(__name__)
 
 
 class ModelOutput(NamedTuple):
@@ -128,7 +131,8 @@ class Part:
     """One idea; every hook is optional. Parts are stateless: all state is in `s` and `i`.
 
     Attributes set on `i` that `client` does not name are transient: they last until the end of the client's round. No
-    two parts of a chain may set the same one.
+    two parts of a chain may set the same one. Those set on `s` that `server` does not name last until the end of the
+    round's server step.
     """
 
     server: tuple[str, ...] = ()
@@ -227,6 +231,9 @@ class Algorithm:
             for hook in ("direction", "penalty", "inputs")
         )
         self._transient_setters: dict[str, Part] = {}
+        self._attributes = _attribute_ids(chain)
+        """Those of the parts: they hold settings, which do not change."""
+        self._has_warned = False
 
     def server_init(self, x: Tensor) -> Vars:
         s = Vars(x=x.clone())
@@ -310,7 +317,23 @@ class Algorithm:
         for part in self.parts:
             values = require_names(_hook(part, "report"), part.report(s, mean, r), part.reports)
             reports |= {name: float(require_number(_hook(part, "report"), value)) for name, value in values.items()}
+        for name in vars(s).keys() - set(self.server):  # a checkpoint would not hold it
+            delattr(s, name)
+        self._warn_of_state()
         return reports
+
+    def _warn_of_state(self) -> None:
+        """Once, if a part keeps something in itself: no checkpoint holds it, and no other rank has it."""
+        changed = _attribute_ids(self.parts).items() - self._attributes.items()
+        if changed and not self._has_warned:
+            self._has_warned = True
+            (part, name), _ = min(changed)
+            log.warning(
+                "part %s changed its attribute %r in a round; no checkpoint holds it, and other ranks do not see it:"
+                " keep state in variables that the part names in `server` or `client`",
+                part,
+                name,
+            )
 
     @cached_property
     def passes(self) -> tuple[int, int]:
@@ -377,6 +400,10 @@ def _upload(part: Part, name: str, value: Any, delta: Tensor) -> tuple[Tensor, f
     return tensor, float(require_number(_hook(part, f"finish, as the factor on {name!r},"), factor))
 
 
+def _attribute_ids(chain: tuple[Part, ...]) -> dict[tuple[str, str], int]:
+    return {(_name(part), name): id(value) for part in chain for name, value in vars(part).items()}
+
+
 def _hook(part: Part, name: str) -> str:
     return f"part {_name(part)}: {name}"
 
@@ -386,7 +413,6 @@ def _name(part: Part) -> str:
 
 
 RENAMED = {"settle": "after_update", "extra": "extra_passes"}
-HOOKS = [name for name, value in vars(Part).items() if callable(value) and not name.startswith("_")]
 
 
 def _check_names(part: Part) -> None:
@@ -398,10 +424,7 @@ def _check_names(part: Part) -> None:
     for kind in ("server", "client", "published", "layers", "needs", "after"):
         if isinstance(value := getattr(part, kind), str):
             raise ChainError(f"{who}: {kind} must be a tuple of names, not the text {value!r}")
-    for name in {name for cls in type(part).__mro__ if cls not in Part.__mro__ for name in vars(cls)} - set(HOOKS):
-        close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)
-        if close and callable(getattr(part, name)):
-            raise ChainError(f"{who} has a method {name!r}, which is not a hook; did you mean {close[0]!r}?")
+    check_hook_names(who, part, Part)
 
 
 def _unique(names: list[tuple[str, Part]]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_dist.common.errors import FlDistError, describe_error, error_message
+from fl_dist.common.hook_contract import check_hook_names
 from fl_dist.common.registry import Registry
 from fl_dist.metrics.record import RoundRecord
 from fl_dist.metrics.summary import Summary
@@ -139,7 +140,9 @@ def build_callbacks(section: Sequence[Mapping[str, Mapping[str, Any]]]) -> Callb
         number = sum(other.name.partition(" #")[0] == name for other in listed) + 1
         own = {key: value for key, value in settings.items() if key != "optional"}
         label = name if number == 1 else f"{name} #{number}"
-        listed.append(ListedCallback(label, callbacks.build(name, own), bool(settings.get("optional"))))
+        callback = callbacks.build(name, own)
+        check_hook_names(f"callback {name}", callback, Callback)
+        listed.append(ListedCallback(label, callback, bool(settings.get("optional"))))
     return CallbackList(listed)
 
 

@@ -1,5 +1,6 @@
 """Checks of what a hook returned against what it has to return; the message names both."""
 
+import difflib
 from collections.abc import Iterable
 from numbers import Real
 from typing import Any
@@ -15,6 +16,16 @@ TensorKind = tuple[tuple[int, ...], torch.dtype]
 
 class HookContractError(UserError):
     """A hook did not return what it has to."""
+
+
+def check_hook_names(who: str, instance: object, base: type) -> None:
+    """A misspelt hook would never be called."""
+    hooks = [name for name, value in vars(base).items() if callable(value) and not name.startswith("_")]
+    own = {name for cls in type(instance).__mro__ if cls not in base.__mro__ for name in vars(cls)}
+    for name in sorted(own - set(hooks)):
+        close = difflib.get_close_matches(name, hooks, n=1, cutoff=0.8)
+        if close and callable(getattr(instance, name)):
+            raise HookContractError(f"{who} has a method {name!r}, which is not a hook; did you mean {close[0]!r}?")
 
 
 def require_vector_like(who: str, value: Any, x: Tensor) -> Tensor:

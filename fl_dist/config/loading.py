@@ -14,6 +14,7 @@ from fl_dist.algorithms.core import ChainError
 from fl_dist.callbacks import callbacks
 from fl_dist.common.errors import ConfigError
 from fl_dist.common.formatting import shorten, suggest
+from fl_dist.common.hook_contract import HookContractError
 from fl_dist.common.imports import UserImportError, is_import_path
 from fl_dist.common.paths import expand_path
 from fl_dist.common.registry import BuilderError, Registry, UnknownNameError
@@ -206,7 +207,7 @@ def _check_consistency(config: Config) -> None:
 def _check_chain(section: dict[str, Any], path: KeyPath) -> None:
     try:
         build(section)
-    except (ChainError, BuilderError) as e:
+    except (ChainError, HookContractError, BuilderError) as e:
         raise ConfigError(f"{_dotted(path)}: {e}") from None
 
 

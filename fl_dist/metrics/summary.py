@@ -127,4 +127,5 @@ def _final(summary: Summary, metric: PrimaryMetric) -> str:
         return f"{metric.format(mean)}   (the last evaluated round)"
     unit = " %" if metric.percent else ""
     both = f"{metric.format(mean).removesuffix(unit)} ± {metric.format(std).removesuffix(unit)}{unit}"
-    return f"{both}   (mean ± std of {rounds} rounds)"
+    hint = "; evaluate.final_window sets how many" if 2 * rounds > summary["rounds"] else ""  # with the first rounds
+    return f"{both}   (mean ± std of {rounds} rounds{hint})"

@@ -76,7 +76,17 @@ class Recorder(Callback):
         self.seen = state["seen"]
 
 
+class Misspelt(Callback):
+    def on_roundend(self, record: RoundRecord, context: RunContext) -> None: ...
+
+
 RECORDER = "tests.unit.test_callbacks:Recorder"
+
+
+def test_a_misspelt_hook_is_refused(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    train("run", "callbacks=[tests.unit.test_callbacks:Misspelt]", expect=1)
+    expected = "callback tests.unit.test_callbacks:Misspelt has a method 'on_roundend', which is not a hook; did you"
+    assert f"error: {expected} mean 'on_round_end'?" in capsys.readouterr().err
 
 
 @pytest.fixture(autouse=True)

@@ -89,6 +89,30 @@ def test_the_status_of_a_run_is_that_of_its_last_job(queue, state, config, slurm
     assert row.endswith("no such data") == (state == "failed")
 
 
+def test_a_failed_attempt_is_reported_by_its_log(config, tmp_path, capsys):
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text("rounds: 3\n")
+    first, last = ("INFO fl_dist 1, torch 2", "ERROR old reason"), ("INFO fl_dist 1, torch 2", "ERROR no such data")
+    (logs / "rank0.log").write_text("".join(f"2026-01-01 10:00:00,000 {line}\n" for line in (*first, *last)))
+    assert status.main([str(tmp_path / "run")]) == 0
+    row = capsys.readouterr().out.splitlines()[1]
+    assert "failed" in row
+    assert row.endswith("no such data")
+
+
+@pytest.mark.parametrize("launcher", ["submit", "sweep"])
+def test_what_sbatch_refuses_is_one_line(launcher, config, slurm_commands, tmp_path, capsys):
+    write_program(slurm_commands / "sbatch", "echo 'sbatch: error: invalid partition specified: fsat' >&2; exit 1")
+    write_program(slurm_commands / "squeue", "true")
+    sweep_file = write_sweep(tmp_path, "grid: {seed: [0]}")
+    arguments = [config, f"run.dir={tmp_path}/run"] if launcher == "submit" else [sweep_file]
+    assert {"submit": submit, "sweep": sweep}[launcher].main(arguments) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1
+    assert errors[0].startswith("error: sbatch refused the job: invalid partition specified: fsat; --dry-run")
+
+
 def test_profiles_are_checked(config, tmp_path, capsys):
     profiles = tmp_path / "profiles.yaml"
     profiles.write_text("here: {partitoin: fast}")

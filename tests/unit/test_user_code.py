@@ -137,6 +137,32 @@ def test_a_hook_that_violates_its_contract_is_named(
     assert expected in line
 
 
+def test_an_undeclared_server_variable_lasts_until_the_end_of_the_round(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A checkpoint would not hold it: a resumed run would have other bits."""
+    keep = "def update(self, delta, s, mean, r):\n        s.last = delta\n        return delta"
+    (tmp_path / f"{name}.py").write_text(
+        f"{PARTS}    {keep}\n\n    def publish(self, x, s, r):\n        return x + s.last\n"
+    )
+    line = run_error([f"algorithm={{parts: [{name}:UserPart]}}"], capsys)
+    assert "there is no variable 'last' here, only x" in line
+    read = "reports = {'last': 'norm'}\n\n    def report(self, s, mean, r):\n        return {'last': s.last.norm()}"
+    (tmp_path / f"{name}_read.py").write_text(f"{PARTS}    {keep}\n\n    {read}\n")
+    assert main([*SMALL, f"algorithm={{parts: [{name}_read:UserPart]}}", "run.dir=run"]) == 0
+
+
+def test_a_part_that_keeps_state_in_itself_is_reported_once(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    body = "def update(self, delta, s, mean, r):\n        self.last = delta.clone()\n        return delta"
+    (tmp_path / f"{name}.py").write_text(f"{PARTS}    {body}\n")
+    assert main([*SMALL, f"algorithm={{parts: [{name}:UserPart]}}", "run.dir=run"]) == 0
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 1
+    assert warnings[0].startswith("warning: part userpart changed its attribute 'last' in a round")
+
+
 BAD_PARTS = {
     "misspelt hook": (
         "def directoin(self, w, grad, s, i, r): ...",
