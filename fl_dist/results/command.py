@@ -18,7 +18,7 @@ from fl_dist.results.archive import check_archive_name, opened_archive, write_ar
 from fl_dist.results.arguments import NUMBER_KEYS, SUFFIXES, expand_arguments
 from fl_dist.results.collect import Collection, collect
 from fl_dist.results.render import FORMATS
-from fl_dist.results.table import build_table, columns_of_mean
+from fl_dist.results.table import build_table, columns_of_mean, is_whole_mean
 
 
 def results_command(arguments: argparse.Namespace) -> int:
@@ -81,7 +81,8 @@ def _archive_path(name: str | None) -> Path | None:
 def _table_settings(arguments: argparse.Namespace, collection: Collection) -> TableSettings:
     table = collection.sweep.table
     changes = {"measure": arguments.measure, "final_window": arguments.final_window, "targets": arguments.target}
-    changes |= {"spread": arguments.spread, "means": table.means | dict(arguments.mean)}
+    means = {name: patterns for name, patterns in table.means.items() if is_whole_mean(collection, patterns)}
+    changes |= {"spread": arguments.spread, "means": means | dict(arguments.mean)}
     for name, patterns in arguments.mean:
         if not columns_of_mean(collection, patterns):
             raise ConfigError(f"no mean {name}: a column of it is missing; valid: {', '.join(collection.columns)}")

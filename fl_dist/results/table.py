@@ -112,8 +112,18 @@ def _columns_of_means(collection: Collection, table: TableSettings) -> dict[str,
 
 def columns_of_mean(collection: Collection, patterns: Sequence[str]) -> list[str]:
     """The columns that a mean is over; none if a pattern fits no column, such as one that `--only` leaves out."""
-    fitting = [[c for c in collection.columns if c == p or fnmatchcase(c, p)] for p in patterns]
-    return [c for c in collection.columns if any(c in columns for columns in fitting)] if all(fitting) else []
+    has_all = all(any(_fits(column, pattern) for column in collection.columns) for pattern in patterns)
+    return [c for c in collection.columns if any(_fits(c, p) for p in patterns)] if has_all else []
+
+
+def is_whole_mean(collection: Collection, patterns: Sequence[str]) -> bool:
+    """Whether `--only` leaves out no column of the mean; the published one is over all of them."""
+    averaged = [c for c in collection.sweep.columns if any(_fits(c, p) for p in patterns)]
+    return set(averaged) <= set(collection.columns)
+
+
+def _fits(column: str, pattern: str) -> bool:
+    return column == pattern or fnmatchcase(column, pattern)
 
 
 def _mean(numbers: Sequence[Number], published: tuple[str, str] | None) -> Number:

@@ -60,7 +60,7 @@ def test_published_numbers_belong_to_a_cell(
     assert len(published) > 1400
     for line in published:
         sweep, _ = sweeps[line["sweep"]]
-        assert line["row"] in sweep.rows and line["column"] in sweep.columns, line
+        assert line["row"] in sweep.rows and line["column"] in {*sweep.columns, *sweep.table.means}, line
         kind, at, target = line["measure"].partition("@")
         assert line["value"] == "x" or float(line["value"]) >= 0, line
         assert not line["std"] or float(line["std"]) >= 0, line
@@ -143,6 +143,39 @@ def test_selected_published_values_are_correct(
     assert value in [line["value"] for line in results], [
         p for p in published if (p["sweep"], p["row"]) == (sweep, row)
     ]
+
+
+def test_published_means_are_those_of_the_published_columns(
+    sweeps: dict[str, tuple[Sweep, list[SweepRun]]], published: list[dict[str, str]]
+) -> None:
+    """FedLESAM's Table 4, in the rows of which all columns could be read."""
+    values = {(p["sweep"], p["row"], p["column"]): float(p["value"]) for p in published if p["measure"] == "last"}
+    compared = 0
+    for name in ("fedlesam_table2", "fedlesam_table3"):
+        sweep, _ = sweeps[name]
+        for mean, (pattern,) in sweep.table.means.items():
+            averaged = [column for column in sweep.columns if fnmatchcase(column, pattern)]
+            rows = [row for row in sweep.rows if (name, row, mean) in values]
+            assert len(rows) == 6
+            for row in rows:
+                cells = [values[name, row, column] for column in averaged if (name, row, column) in values]
+                if len(cells) == len(averaged):
+                    assert values[name, row, mean] == pytest.approx(sum(cells) / len(cells), abs=0.006)
+                    compared += 1
+    assert compared == 4
+
+
+def test_numbers_that_the_document_marks_are_those_of_the_file(published: list[dict[str, str]]) -> None:
+    """Minutes of CINIC-10 that were pieced together from broken text."""
+    text = (ROOT / "docs" / "papers.md").read_text()
+    marked = re.findall(r"^\| ([\w-]+) \| (\d+\.\d+) \| (\d+\.\d+) \|$", text, re.M)
+    minutes = {
+        (p["row"], p["column"]): p["value"]
+        for p in published
+        if p["sweep"] == "fedgmt_table2_cinic10" and p["measure"].startswith("minutes@") and p["value"] != "x"
+    }
+    columns = ("Path(2)", "Dir(0.1)")
+    assert {(row, c): value for row, *values in marked for c, value in zip(columns, values, strict=True)} == minutes
 
 
 def test_every_sweep_is_in_the_document(sweeps: dict[str, tuple[Sweep, list[SweepRun]]]) -> None:

@@ -401,6 +401,13 @@ def test_a_deviation_has_two_digits_and_its_mean_as_many_decimals(
 class TestMeans:
     """Columns that are the mean of others."""
 
+    def test_a_mean_of_the_file_is_over_all_its_columns(self, write_run: WriteRun) -> None:
+        Path("sweep.yaml").write_text(SWEEP.replace("final_window: 3", "final_window: 3, means: {All: ['*']}"))
+        write_all_runs(write_run)
+        assert ("Fed A", "All", "mean") in csv_values("sweep.yaml")
+        assert ("Fed A", "All", "mean") not in csv_values("sweep.yaml", "--only", "IID")
+        assert ("Fed A", "All", "mean") in csv_values("sweep.yaml", "--only", "IID", "--mean", "All=*"), "as asked"
+
     def test_a_mean_is_over_the_cells_of_its_row(self, write_run: WriteRun) -> None:
         runs = write_all_runs(write_run)
         Path("published.csv").write_text("sweep,row,column,measure,value,std\nsweep,Fed A,All,mean,71.5,\n")

@@ -15,6 +15,7 @@ from fl_dist.main import main
 from fl_dist.models import ModelInterface, build_model, load_init
 from tests.support.models import CIFAR, build_by_name, error_message, parameter_count
 from tests.support.processes import ROOT
+from tests.support.snippets import snippets
 from tests.support.timm_models import small_run_arguments, small_swin, timm
 
 TINY = "test_vit"
@@ -154,6 +155,12 @@ def test_the_documented_command_writes_a_weight_file(tmp_path: Path, monkeypatch
     loaded = build_model(section, ModelInterface((3, 160, 160), 200), torch.float32).state_dict()
     file = load_file(section["pretrained"])
     assert {name for name in loaded if not loaded[name].equal(file[name])} == {"head.weight", "head.bias"}
+
+
+def test_the_documented_code_counts_the_multiply_adds_of_a_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = [s for s in snippets("python") if "FlopCounterMode" in s.text]
+    exec(snippet.text, {})
+    assert capsys.readouterr().out == "8.7G\n"
 
 
 @pytest.fixture(scope="module")
