@@ -1,4 +1,4 @@
-"""bfloat16 on CPUs: some announce matrix instructions (AMX) that kill a process which uses them.
+"""bfloat16: by autocast. Some CPUs announce matrix instructions (AMX) that kill a process which uses them.
 
 Virtual machines do so. A child process tries what training would do, and then again without these instructions; oneDNN
 reads its environment variable at its first use.
@@ -12,6 +12,7 @@ import time
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fl_dist.config import Config, ConfigError
 
@@ -22,13 +23,25 @@ TRIAL_TIMEOUT_SECONDS = 60.0
 def ensure_bf16_works(config: Config) -> None:
     """Before training with bfloat16 on the CPU: disable AMX if it does not work here, or raise ConfigError."""
     on_cpu = config.topology.device == "cpu" or not torch.cuda.is_available()
-    if config.local.precision != "bf16" or not on_cpu or _can_compute({}):
+    if config.local.precision == "bf16" and on_cpu:
+        ensure_cpu_has_bf16()
+
+
+def ensure_cpu_has_bf16() -> None:
+    if _can_compute({}):
         return
     if not _can_compute(WITHOUT_AMX):
         raise ConfigError(
             "local.precision is bf16, but this CPU kills a process that computes with it: use float32 or a GPU"
         )
     os.environ.update(WITHOUT_AMX)
+
+
+def forward(module: nn.Module, x: Tensor, precision: str) -> Tensor:
+    """The module's output; with bf16 its products are in bfloat16, and its output is in float32."""
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        outputs: Tensor = module(x)
+    return outputs.float() if precision == "bf16" else outputs
 
 
 def compute() -> None:

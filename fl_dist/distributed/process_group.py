@@ -51,11 +51,14 @@ class ProcessGroup:
     ) -> None:
         """Without a store it is a group of one process; with one, `connect` completes it."""
         self.rank, self.size, self.device = rank_info.rank, rank_info.size, device
+        self.ranks_on_node = rank_info.local_size
         self.has_dedicated_server = topology.server != "shared" and self.size > 1
         """Rank 0 trains no clients, so it has time while the others train."""
         self.workers: Sequence[int] = range(int(self.has_dedicated_server), self.size)
         self._topology, self._backend = topology, backend
         self._is_distributed, self._uses_nccl = store is not None, "nccl" in backend
+        self.device_slots = [device_slot(hostname(), device)]
+        """Of each rank, once they are connected."""
         self._connections = sockets.GroupConnections(rank_info.port)
         self.store = store or KeyValueStore(dist.HashStore())
         self.failure_detector = FailureDetector(
@@ -103,7 +106,8 @@ class ProcessGroup:
         self.store.set_timeout(HEARTBEAT_TIMEOUT_SECONDS)
         self._rendezvous(wait)
         try:
-            check_device_slots(self._device_slots(), self._topology.oversubscribe)
+            self.device_slots = self._read_device_slots()
+            check_device_slots(self.device_slots, self._topology.oversubscribe)
             shut_down = self._connections.shut_down
             with self.failure_detector.waiting(), sockets.call_after(wait.timeout, shut_down), self._connections:
                 self._connect_backend(wait, prefix)
@@ -116,7 +120,7 @@ class ProcessGroup:
     def _rendezvous(self, wait: RendezvousWait) -> None:
         """Wait until every rank is there: torch's own wait for one that never comes cannot report or be ended."""
         self.failure_detector.send_heartbeat()  # whoever is there has a heartbeat
-        self.store.set(f"slot/{self.rank}", json.dumps(device_slot(hostname(), self.device)))
+        self.store.set(f"slot/{self.rank}", json.dumps(self.device_slots[0]))
         self.store.set(f"host/{self.rank}", hostname())
         while not self._is_complete():
             try:
@@ -138,7 +142,7 @@ class ProcessGroup:
     def _missing_ranks(self) -> list[int]:
         return [rank for rank in range(self.size) if self.store.get(f"host/{rank}") is None]
 
-    def _device_slots(self) -> list[DeviceSlot]:
+    def _read_device_slots(self) -> list[DeviceSlot]:
         with self.failure_detector.waiting():
             texts = self.store.get_all([f"slot/{rank}" for rank in range(self.size)])
         return [DeviceSlot(*json.loads(text)) for text in texts]
@@ -174,14 +178,24 @@ def connect(
     """This process among the ranks of its job; alone, if it has no rank."""
     if rank_info is None:
         return single_process_group(topology)
-    device = pick_device(topology, rank_info.local_rank)
-    backend = select_backend(device, topology.oversubscribe)
     wait = RendezvousWait(rank_info, communication.rendezvous_timeout, stop)
     prefix = f"fl_dist/{_attempt(rank_info)}/{next(_run_numbers)}"
     store = connect_store(rank_info, wait).with_prefix(prefix)
+    device, backend = _prepare_device(topology, rank_info, store)
     group = ProcessGroup(topology, device, backend, rank_info, store, communication.timeout)
     group.connect(wait, f"{prefix}/group")
     return group
+
+
+def _prepare_device(topology: Topology, rank_info: RankInfo, store: KeyValueStore) -> tuple[torch.device, str]:
+    """This rank's device and backend. The store exists already, so that the other ranks learn of a failure."""
+    try:
+        device = pick_device(topology, rank_info.local_rank)
+        return device, select_backend(device, topology.oversubscribe)
+    except Exception as e:
+        group = ProcessGroup(topology, torch.device("cpu"), rank_info=rank_info, store=store)
+        group.fail(hardware_errors.describe_hardware_error(e) or str(e), 1)
+        raise
 
 
 def single_process_group(topology: Topology) -> ProcessGroup:
