@@ -190,6 +190,7 @@ def connect(
 def _prepare_device(topology: Topology, rank_info: RankInfo, store: KeyValueStore) -> tuple[torch.device, str]:
     """This rank's device and backend. The store exists already, so that the other ranks learn of a failure."""
     try:
+        fault_injection.point("device")
         device = pick_device(topology, rank_info.local_rank)
         return device, select_backend(device, topology.oversubscribe)
     except Exception as e:

@@ -44,28 +44,30 @@ def main() -> int:
     os.nice(5)  # training comes first
     folder, settings = Path(sys.argv[1]), json.loads(sys.stdin.readline())
     for _ in range(RETRIES):
+        run = None
         try:
-            _mirror(folder, settings)
+            run = _open(folder, settings)
+            _mirror(run, folder, settings["mode"])
         except Exception:  # again, from the first record
-            if _has_run_ended():
+            if run is None and settings["mode"] == "online" and _has_run_ended():
                 traceback.print_exc()
-                os._exit(1)  # at its exit W&B would wait for the server again
+                os._exit(1)  # the server does not answer, and W&B's own exit would wait for it
             _teardown()
         else:
             return 0
-    _mirror(folder, settings)
+    _mirror(_open(folder, settings), folder, settings["mode"])
     return 0
 
 
-def _mirror(folder: Path, settings: dict[str, Any]) -> None:
+def _mirror(run: Any, folder: Path, mode: str) -> None:
     """All records, until rank 0 sends the summary or is gone."""
-    run, tail, plots = _open(folder, settings), RecordTail(folder / "metrics.jsonl"), Plots(folder)
+    tail, plots = RecordTail(folder / "metrics.jsonl"), Plots(folder)
     ended = False
     while not ended:
         ended = _has_run_ended(POLL_SECONDS)
         for record in tail.read_new():
             run.log({"round": record.round, **record.scalars(), **plots.draw(record)}, step=record.round)
-    with _exit_after(FINISH_SECONDS[settings["mode"]]):
+    with _exit_after(FINISH_SECONDS[mode]):
         run.summary.update(_final_message()["summary"])
         run.finish(exit_code=_final_message()["code"])
 
