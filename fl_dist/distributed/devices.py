@@ -38,7 +38,7 @@ def pick_device(topology: Topology, local_rank: int) -> torch.device:
         raise DeviceError(
             "topology.device is cuda, but no GPU is visible: check CUDA_VISIBLE_DEVICES or use device auto"
         )
-    if topology.device == "auto" and not gpus and (reason := _expects_gpu()):
+    if topology.device == "auto" and not gpus and (reason := _describe_missing_gpu()):
         raise DeviceError(
             f"{reason}, but torch {torch.__version__} sees none: install a build of torch for its driver "
             "(docs/start/gpu-node.md), or set topology.device=cpu to train on the CPU"
@@ -46,7 +46,7 @@ def pick_device(topology: Topology, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
 
 
-def _expects_gpu() -> str:
+def _describe_missing_gpu() -> str:
     """Why this process should have a GPU; empty if it need not."""
     if os.environ.get("SLURM_GPUS_ON_NODE", "0") not in ("", "0"):
         return "Slurm allocated GPUs"

@@ -33,6 +33,8 @@ COLLECTIVE_TIMEOUT = timedelta(seconds=MAX_SECONDS)
 """No collective times out: heartbeats decide who is lost."""
 NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 """torch's watchdog would end the process at an error, before this program can say why; torchrun asks for that."""
+REPORT_TIMEOUT_SECONDS = 10.0
+"""How long a rank without a usable device tries to tell the others."""
 SINGLE_PROCESS = RankInfo(0, 1, 0, 1, "127.0.0.1", 0)
 _run_numbers = itertools.count()
 
@@ -178,25 +180,35 @@ def connect(
     """This process among the ranks of its job; alone, if it has no rank."""
     if rank_info is None:
         return single_process_group(topology)
-    wait = RendezvousWait(rank_info, communication.rendezvous_timeout, stop)
     prefix = f"fl_dist/{_attempt(rank_info)}/{next(_run_numbers)}"
+    try:
+        device, backend = _prepare_device(topology, rank_info.local_rank)
+    except Exception as e:
+        _report_device_failure(e, topology, rank_info, prefix, stop)
+        raise
+    wait = RendezvousWait(rank_info, communication.rendezvous_timeout, stop)
     store = connect_store(rank_info, wait).with_prefix(prefix)
-    device, backend = _prepare_device(topology, rank_info, store)
     group = ProcessGroup(topology, device, backend, rank_info, store, communication.timeout)
     group.connect(wait, f"{prefix}/group")
     return group
 
 
-def _prepare_device(topology: Topology, rank_info: RankInfo, store: KeyValueStore) -> tuple[torch.device, str]:
-    """This rank's device and backend. The store exists already, so that the other ranks learn of a failure."""
-    try:
-        fault_injection.point("device")
-        device = pick_device(topology, rank_info.local_rank)
-        return device, select_backend(device, topology.oversubscribe)
-    except Exception as e:
-        group = ProcessGroup(topology, torch.device("cpu"), rank_info=rank_info, store=store)
-        group.fail(hardware_errors.describe_hardware_error(e) or str(e), 1)
-        raise
+def _prepare_device(topology: Topology, local_rank: int) -> tuple[torch.device, str]:
+    """This rank's device and backend."""
+    fault_injection.point("device")
+    device = pick_device(topology, local_rank)
+    return device, select_backend(device, topology.oversubscribe)
+
+
+def _report_device_failure(
+    error: Exception, topology: Topology, rank_info: RankInfo, prefix: str, stop: StopRequest
+) -> None:
+    """Tell the other ranks, which would wait for this one, unless rank 0 is gone for the same reason."""
+    message = hardware_errors.describe_hardware_error(error) or str(error)
+    wait = RendezvousWait(rank_info, REPORT_TIMEOUT_SECONDS, stop, message)
+    with contextlib.suppress(Exception):
+        store = connect_store(rank_info, wait).with_prefix(prefix)
+        ProcessGroup(topology, torch.device("cpu"), rank_info=rank_info, store=store).fail(message, 1)
 
 
 def single_process_group(topology: Topology) -> ProcessGroup:

@@ -208,6 +208,14 @@ def test_a_gpu_that_torch_cannot_use_ends_all_ranks_at_once(comparison: DeviceCo
     assert re.search(rf"^error: rank 2 on \S+ failed: {reason} .*; install the build for this driver", error), error
 
 
+def test_ranks_of_a_gpu_job_do_not_train_on_the_cpu(tmp_path: Path) -> None:
+    arguments = [*NO_WANDB, f"run.dir={tmp_path / 'run'}"]
+    codes, outputs = run_ranks(2, arguments, SLURM_GPUS_ON_NODE="2", CUDA_VISIBLE_DEVICES="")
+    assert codes == [1, 1] and not (tmp_path / "run").exists()
+    errors = {line for output in outputs for line in output.splitlines() if line.startswith("error: ")}
+    assert len(errors) == 1 and "Slurm allocated GPUs, but torch" in errors.pop()
+
+
 LOST = r"^error: rank 1 on \S+ was lost \(.*\) in round 1, whose clients were \d"
 STUCK = r"^error: rank 1 on \S+ is stuck: no progress for 3 s \(comm.timeout\) in round 1, client \d"
 
