@@ -21,13 +21,14 @@ TRIAL_TIMEOUT_SECONDS = 60.0
 
 
 def ensure_bf16_works(config: Config) -> None:
-    """Before training with bfloat16 on the CPU: disable AMX if it does not work here, or raise ConfigError."""
+    """Before training with bfloat16 on the CPU."""
     on_cpu = config.topology.device == "cpu" or not torch.cuda.is_available()
     if config.local.precision == "bf16" and on_cpu:
         ensure_cpu_has_bf16()
 
 
 def ensure_cpu_has_bf16() -> None:
+    """Disable AMX if it does not work here; ConfigError if bfloat16 does not work without it either."""
     if _can_compute({}):
         return
     if not _can_compute(WITHOUT_AMX):
@@ -39,9 +40,13 @@ def ensure_cpu_has_bf16() -> None:
 
 def forward(module: nn.Module, x: Tensor, precision: str) -> Tensor:
     """The module's output; with bf16 its products are in bfloat16, and its output is in float32."""
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
-        outputs: Tensor = module(x)
-    return outputs.float() if precision == "bf16" else outputs
+    outputs: Tensor
+    if precision != "bf16":
+        outputs = module(x)
+        return outputs
+    with torch.autocast(x.device.type, torch.bfloat16):
+        outputs = module(x).float()
+    return outputs
 
 
 def compute() -> None:
