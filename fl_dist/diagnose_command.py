@@ -138,7 +138,7 @@ def _diagnose(path: Path, config: Config, rank_info: RankInfo | None) -> list[Me
     with torch_settings(config), ExitOnSignal(f"nothing was measured of {path}", is_rank0) as stop:
         group = connect(rank_info, config.topology, config.comm, stop)
         try:
-            experiment = Experiment(config, group.device)
+            experiment = Experiment(config, group.device, group.ranks_on_node)
             _check_contents(experiment, folder)
             results = _restore(experiment, group, folder).measure(build_diagnostics(config.diagnostics), path)
         except Exception as e:

@@ -23,7 +23,7 @@ from fl_dist.common.formatting import pluralize
 from fl_dist.common.terminal import terminal_width, wrap_fields
 from fl_dist.config import Config
 from fl_dist.distributed import hardware_errors
-from fl_dist.distributed.devices import device_name
+from fl_dist.distributed.devices import describe_device_problems, device_name
 from fl_dist.distributed.failures import RankLostError, is_transient
 from fl_dist.distributed.process_group import ProcessGroup, connect, hostname
 from fl_dist.distributed.rank_info import RankInfo
@@ -63,11 +63,11 @@ def execute(config: Config, folder: RunFolder, rank_info: RankInfo | None, stop:
         start = _claim(config, folder, group)
         handlers.append(_open_log(folder, group))
         has_log = True
-        experiment = Experiment(config, group.device)
+        experiment = Experiment(config, group.device, group.ranks_on_node)
         _compare_contents(experiment, folder, group)
         _announce(experiment, group, start)
         if group.rank == 0:
-            _compare_devices(group, start)
+            _compare_devices(config, group, start)
             _record_attempt(experiment, group, folder, start)
         finished = train(experiment, group, folder, start, stop, callbacks)
         log.info("finished" if finished else "interrupted")
@@ -214,8 +214,10 @@ def _announce(experiment: Experiment, group: ProcessGroup, start: Checkpoint | N
             write_line(line)
 
 
-def _compare_devices(group: ProcessGroup, start: Checkpoint | None) -> None:
-    """Another kind of device has other kernels."""
+def _compare_devices(config: Config, group: ProcessGroup, start: Checkpoint | None) -> None:
+    """Between ranks, and with the previous attempt: another kind of device has other kernels."""
+    for problem in describe_device_problems(group.device_slots, config.topology.oversubscribe):
+        log.warning("%s", problem)
     device = device_name(group.device)
     previous = device if start is None else start.manifest.extra.get("device", device)
     if previous != device:

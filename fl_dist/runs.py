@@ -30,7 +30,7 @@ from fl_dist.distributed.rank_info import find_rank
 from fl_dist.distributed.signals import StopRequest
 from fl_dist.execute import execute, torch_settings
 from fl_dist.federation.batch_loader import BatchLoader
-from fl_dist.federation.client_data import DTYPES
+from fl_dist.federation.client_data import DTYPES, IMAGE_FORMATS
 from fl_dist.federation.evaluation import evaluate_rows
 from fl_dist.federation.experiment import build_clients, build_data, build_task
 from fl_dist.federation.flat_model import FlatModel
@@ -198,9 +198,12 @@ class Run:
     def evaluate(self, x: Array | None = None, y: Array | None = None) -> dict[str, float]:
         """The task's metrics on these rows, raw as in the data set; without any, on the test set."""
         data = self._data if x is None else self._as_dataset(x, y)
-        precision = DTYPES[self.config.local.precision]
-        rows = BatchLoader(data.x_test, data.y_test, torch.device("cpu"), precision, math.inf)
-        return evaluate_rows(self._module(True), self.task, data, rows, self.config.evaluate.batch_size)
+        local, evaluate = self.config.local, self.config.evaluate
+        if local.precision == "bf16":
+            bf16.ensure_cpu_has_bf16()
+        dtype, image_format = DTYPES[local.precision], IMAGE_FORMATS[local.memory_format]
+        rows = BatchLoader(data.x_test, data.y_test, torch.device("cpu"), dtype, math.inf, image_format)
+        return evaluate_rows(self._module(True), self.task, data, rows, evaluate.batch_size, local.precision)
 
     @cached_property
     def clients(self) -> Clients:

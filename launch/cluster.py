@@ -22,6 +22,8 @@ from launch.devices import describe_placement
 Options = dict[str, Any]
 MAX_REQUEUES = 1000
 """Requeues after a time limit; each follows a save, so a run makes progress however many there are."""
+MEMORY_GB_PER_GPU = 16
+"""Requested unless a profile says how much: a cluster's default may be too little for pinned memory."""
 
 
 class Profile(StrictModel):
@@ -33,7 +35,7 @@ class Profile(StrictModel):
     qos: Annotated[str | None, Field(description="quality of service")] = None
     hours: Annotated[float, Field(gt=0, description="time limit of a job")] = 24.0
     cpus_per_task: Annotated[int, Field(ge=1, description="CPU cores per rank")] = 2
-    memory_gb: Annotated[float | None, Field(gt=0, description="memory per node in GB (default: the cluster's)")] = None
+    memory_gb: Annotated[float | None, Field(gt=0, description="memory per node in GB (default: 16 per GPU)")] = None
     signal_seconds: Annotated[
         int, Field(ge=1, description="seconds before the time limit at which the run saves and is requeued")
     ] = 180
@@ -70,9 +72,11 @@ def read_profile(name: str | None, file: str | Path) -> Profile:
 
 def slurm_options(name: str, resources: Resources, profile: Profile, max_parallel: int = 256) -> Options:
     """submitit's parameters, which have Slurm's names."""
+    names_memory = any(option.startswith("mem") for option in profile.sbatch)
+    memory_gb = profile.memory_gb or (0 if names_memory else MEMORY_GB_PER_GPU * resources.gpus_per_node)
     optional = {
         "gpus_per_node": resources.gpus_per_node,
-        "mem": None if profile.memory_gb is None else f"{round(1024 * profile.memory_gb)}M",
+        "mem": f"{round(1024 * memory_gb)}M" if memory_gb else None,
         "setup": profile.setup,
         **{key: getattr(profile, key) for key in ("partition", "account", "constraint", "qos")},
     }
@@ -85,7 +89,7 @@ def slurm_options(name: str, resources: Resources, profile: Profile, max_paralle
         "stderr_to_stdout": True,
         "signal_delay_s": profile.signal_seconds,
         # srun does not inherit the number of CPUs from the job.
-        "srun_args": ["--kill-on-bad-exit=1", f"--cpus-per-task={profile.cpus_per_task}"],
+        "srun_args": ["--kill-on-bad-exit=1", "--wait=0", f"--cpus-per-task={profile.cpus_per_task}"],
         "array_parallelism": max_parallel,
         "additional_parameters": {"requeue": True} | profile.sbatch,
         **{key: value for key, value in optional.items() if value},

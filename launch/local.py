@@ -63,6 +63,10 @@ def parser() -> argparse.ArgumentParser:
     add("--nodes", type=positive, default=1, help="nodes of the job; each runs this command (default 1)")
     add("--node-rank", type=natural, default=0, help="number of this node; node 0 hosts the rendezvous (default 0)")
     add("--rendezvous", default="127.0.0.1:0", metavar="HOST:PORT", help="where the nodes connect to each other")
+    address_help = (
+        "name or address under which the other nodes reach this one (default: its Slurm name, or torchrun's choice)"
+    )
+    add("--local-addr", default=os.environ.get("SLURMD_NODENAME"), metavar="HOST", help=address_help)
     terminal.add_traceback_option(parser)
     return parser
 
@@ -106,7 +110,9 @@ def _rendezvous_arguments(arguments: argparse.Namespace, node: Node) -> list[str
         file = node.path / "rendezvous"
         return ["--local-addr=127.0.0.1", f"--rdzv-endpoint={file}", "--rdzv-conf=store_type=file", "--rdzv-id=here"]
     port, is_host = arguments.rendezvous.rpartition(":")[2], int(arguments.node_rank == 0)
-    return [f"--rdzv-endpoint={arguments.rendezvous}", f"--rdzv-id={port}", f"--rdzv-conf=is_host={is_host}"]
+    endpoint = [f"--rdzv-endpoint={arguments.rendezvous}", f"--rdzv-id={port}", f"--rdzv-conf=is_host={is_host}"]
+    # By default rank 0's address is the full name of its node, which does not resolve on every cluster.
+    return endpoint + ([f"--local-addr={arguments.local_addr}"] if arguments.local_addr else [])
 
 
 def _run_torchrun(arguments: list[str], node: Node, grace_seconds: float) -> bool:

@@ -34,7 +34,7 @@ train() {
     first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
     # An interruption, by exit code (75) or by the signal itself (138), is no failure here: --kill-on-bad-exit would
     # kill a node that is still saving.
-    srun --kill-on-bad-exit=1 --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+    srun --kill-on-bad-exit=1 --wait=0 --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
         ${SLURM_GPUS_ON_NODE:+--gpus-per-node="$SLURM_GPUS_ON_NODE"} bash -c '
         trap : USR1
         "$@" --node-rank "$SLURM_NODEID"

@@ -5,6 +5,7 @@
 #SBATCH --nodes=1
 #SBATCH --gpus-per-node=4
 #SBATCH --cpus-per-task=16
+#SBATCH --mem=64G
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:USR1@180
 #SBATCH --requeue

@@ -292,6 +292,8 @@ def dump(config: Config) -> dict[str, Any]:
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Keys whose values differ in a way that changes results so far, as `key: old -> new`."""
     before, after = dict(flatten_keys(old)), dict(flatten_keys(new))
+    defaults = dict(flatten_keys(Config().model_dump()))
+    before = {k: defaults.get(k) for k in after} | before  # an older version recorded fewer keys
     changed = [k for k in sorted(before.keys() | after.keys()) if before.get(k) != after.get(k)]
     ignored = tuple(f"{k}." for k in LAYOUT_KEYS)
     # No round depends on how many follow: rates, cohorts and batches depend on the round's own number.

@@ -69,6 +69,10 @@ class Local(StrictModel):
     compile: Annotated[
         bool, key("local steps by torch.compile: a minute at the start, then faster steps for some models")
     ] = False
+    memory_format: Annotated[
+        Literal["channels_last", "contiguous"],
+        key("layout of images in memory; contiguous: NCHW, which may be faster for float32 on a GPU"),
+    ] = "channels_last"
 
 
 class Server(StrictModel):
@@ -99,11 +103,21 @@ class Topology(StrictModel):
     )
     threads: Annotated[int, key("CPU threads of each rank", ge=1, le=256)] = 1
     state_memory: Annotated[
-        float, key("GB of clients' variables that a rank holds in memory; the rest is in mapped files", ge=0)
-    ] = 16.0
+        float | None,
+        key(
+            "GB of clients' variables that a rank holds in memory; the rest is in mapped files (default: the rank's "
+            "share of a quarter of the node's memory, at most 16)",
+            ge=0,
+        ),
+    ] = None
     data_memory: Annotated[
-        float, key("GB of rows that a rank's device holds; more are prefetched from files", ge=0)
-    ] = 16.0
+        float | None,
+        key(
+            "GB of rows that a rank's device holds; more are prefetched from files (default: 16, on a GPU at most a "
+            "quarter of its memory)",
+            ge=0,
+        ),
+    ] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], key("auto: the GPU of the local rank, if there is one")] = "auto"
     oversubscribe: Annotated[bool, key("allow more ranks than GPUs on a node (over gloo)")] = False
 

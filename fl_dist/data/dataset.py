@@ -109,12 +109,13 @@ def class_labels(targets: np.ndarray) -> np.ndarray | None:
     return targets if targets.ndim == 1 and targets.dtype.kind in "iu" else None
 
 
-def normalise(x: Tensor, dataset: Dataset, dtype: torch.dtype) -> Tensor:
+def normalise(
+    x: Tensor, dataset: Dataset, dtype: torch.dtype, image_format: torch.memory_format = torch.channels_last
+) -> Tensor:
     """Raw rows as model input: uint8 over 255, then minus the mean, over the standard deviation; ids as int64."""
     if row_kind(x) == "ids":
         return x.long()
-    # Convolutions are faster on images whose channels are adjacent in memory.
-    order = torch.channels_last if x.dim() == 4 else torch.contiguous_format
+    order = image_format if x.dim() == 4 else torch.contiguous_format
     scale = 255.0 if x.dtype == torch.uint8 else 1.0
     if scale == 1.0 and not dataset.mean and not dataset.std:
         return x.to(dtype, memory_format=order)

@@ -1,4 +1,4 @@
-"""bfloat16 on CPUs: some announce matrix instructions (AMX) that kill a process which uses them.
+"""bfloat16: by autocast. Some CPUs announce matrix instructions (AMX) that kill a process which uses them.
 
 Virtual machines do so. A child process tries what training would do, and then again without these instructions; oneDNN
 reads its environment variable at its first use.
@@ -9,9 +9,11 @@ import faulthandler
 import os
 import resource
 import time
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fl_dist.config import Config, ConfigError
 
@@ -20,15 +22,29 @@ TRIAL_TIMEOUT_SECONDS = 60.0
 
 
 def ensure_bf16_works(config: Config) -> None:
-    """Before training with bfloat16 on the CPU: disable AMX if it does not work here, or raise ConfigError."""
+    """Before training with bfloat16 on the CPU."""
     on_cpu = config.topology.device == "cpu" or not torch.cuda.is_available()
-    if config.local.precision != "bf16" or not on_cpu or _can_compute({}):
+    if config.local.precision == "bf16" and on_cpu:
+        ensure_cpu_has_bf16()
+
+
+def ensure_cpu_has_bf16() -> None:
+    """Disable AMX if it does not work here; ConfigError if bfloat16 does not work without it either."""
+    if _can_compute({}):
         return
     if not _can_compute(WITHOUT_AMX):
         raise ConfigError(
             "local.precision is bf16, but this CPU kills a process that computes with it: use float32 or a GPU"
         )
     os.environ.update(WITHOUT_AMX)
+
+
+def forward(module: Callable[[Tensor], Tensor], x: Tensor, precision: str) -> Tensor:
+    """The module's output; with bf16 its products are in bfloat16, and its output is in float32."""
+    if precision != "bf16":
+        return module(x)
+    with torch.autocast(x.device.type, torch.bfloat16):
+        return module(x).float()
 
 
 def compute() -> None:

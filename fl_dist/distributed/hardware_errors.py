@@ -33,6 +33,22 @@ OUT_OF_GPU_MEMORY = HardwareFailure(
     ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
     _torch_type("OutOfMemoryError"),
 )
+UNSUPPORTED_GPU = HardwareFailure(
+    "this build of torch cannot use the GPU",
+    "install the build for this driver and GPU (docs/start/gpu-node.md), or set topology.device=cpu",
+    (
+        "NVIDIA driver on your system is too old",
+        "Found no NVIDIA driver",
+        "Unexpected error from cudaGetDeviceCount",
+        "CUDA unknown error",
+        "CUDA driver initialization failed",
+        "CUDA driver version is insufficient",
+        "No CUDA GPUs are available",
+        "no kernel image is available",
+        "unsupported display driver / cuda driver combination",
+        "forward compatibility was attempted on non supported HW",
+    ),
+)
 NONDETERMINISTIC = HardwareFailure(
     "this operation has no deterministic kernel on a GPU",
     "choose a model without it (docs/how-to/gpus.md lists the layers that have one), or set topology.device=cpu",
@@ -61,13 +77,16 @@ OUT_OF_MEMORY = HardwareFailure(
 )
 HARDWARE_FAILURES = (
     OUT_OF_GPU_MEMORY,
+    UNSUPPORTED_GPU,
     NONDETERMINISTIC,
     NETWORK_FAILURE,
     GPU_FAILURE,
     OUT_OF_MEMORY,
 )
 """The first match counts."""
-_DETAILS = re.compile(r"[.,]? (Including non-PyTorch|Process \d|Of the allocated|If reserved|but you set)")
+_DETAILS = re.compile(
+    r"[.,]? (Including non-PyTorch|Process \d|Of the allocated|If reserved|but you set|Please (update|check))"
+)
 """Where the details of torch's messages begin, which do not fit in one line."""
 
 

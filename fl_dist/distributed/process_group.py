@@ -33,6 +33,8 @@ COLLECTIVE_TIMEOUT = timedelta(seconds=MAX_SECONDS)
 """No collective times out: heartbeats decide who is lost."""
 NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 """torch's watchdog would end the process at an error, before this program can say why; torchrun asks for that."""
+REPORT_TIMEOUT_SECONDS = 10.0
+"""How long a rank without a usable device tries to tell the others."""
 SINGLE_PROCESS = RankInfo(0, 1, 0, 1, "127.0.0.1", 0)
 _run_numbers = itertools.count()
 
@@ -51,11 +53,14 @@ class ProcessGroup:
     ) -> None:
         """Without a store it is a group of one process; with one, `connect` completes it."""
         self.rank, self.size, self.device = rank_info.rank, rank_info.size, device
+        self.ranks_on_node = rank_info.local_size
         self.has_dedicated_server = topology.server != "shared" and self.size > 1
         """Rank 0 trains no clients, so it has time while the others train."""
         self.workers: Sequence[int] = range(int(self.has_dedicated_server), self.size)
         self._topology, self._backend = topology, backend
         self._is_distributed, self._uses_nccl = store is not None, "nccl" in backend
+        self.device_slots = [device_slot(hostname(), device)]
+        """Of each rank, once they are connected."""
         self._connections = sockets.GroupConnections(rank_info.port)
         self.store = store or KeyValueStore(dist.HashStore())
         self.failure_detector = FailureDetector(
@@ -103,7 +108,8 @@ class ProcessGroup:
         self.store.set_timeout(HEARTBEAT_TIMEOUT_SECONDS)
         self._rendezvous(wait)
         try:
-            check_device_slots(self._device_slots(), self._topology.oversubscribe)
+            self.device_slots = self._read_device_slots()
+            check_device_slots(self.device_slots, self._topology.oversubscribe)
             shut_down = self._connections.shut_down
             with self.failure_detector.waiting(), sockets.call_after(wait.timeout, shut_down), self._connections:
                 self._connect_backend(wait, prefix)
@@ -116,7 +122,7 @@ class ProcessGroup:
     def _rendezvous(self, wait: RendezvousWait) -> None:
         """Wait until every rank is there: torch's own wait for one that never comes cannot report or be ended."""
         self.failure_detector.send_heartbeat()  # whoever is there has a heartbeat
-        self.store.set(f"slot/{self.rank}", json.dumps(device_slot(hostname(), self.device)))
+        self.store.set(f"slot/{self.rank}", json.dumps(self.device_slots[0]))
         self.store.set(f"host/{self.rank}", hostname())
         while not self._is_complete():
             try:
@@ -138,7 +144,7 @@ class ProcessGroup:
     def _missing_ranks(self) -> list[int]:
         return [rank for rank in range(self.size) if self.store.get(f"host/{rank}") is None]
 
-    def _device_slots(self) -> list[DeviceSlot]:
+    def _read_device_slots(self) -> list[DeviceSlot]:
         with self.failure_detector.waiting():
             texts = self.store.get_all([f"slot/{rank}" for rank in range(self.size)])
         return [DeviceSlot(*json.loads(text)) for text in texts]
@@ -174,14 +180,35 @@ def connect(
     """This process among the ranks of its job; alone, if it has no rank."""
     if rank_info is None:
         return single_process_group(topology)
-    device = pick_device(topology, rank_info.local_rank)
-    backend = select_backend(device, topology.oversubscribe)
-    wait = RendezvousWait(rank_info, communication.rendezvous_timeout, stop)
     prefix = f"fl_dist/{_attempt(rank_info)}/{next(_run_numbers)}"
+    try:
+        device, backend = _prepare_device(topology, rank_info.local_rank)
+    except Exception as e:
+        _report_device_failure(e, topology, rank_info, prefix, stop)
+        raise
+    wait = RendezvousWait(rank_info, communication.rendezvous_timeout, stop)
     store = connect_store(rank_info, wait).with_prefix(prefix)
     group = ProcessGroup(topology, device, backend, rank_info, store, communication.timeout)
     group.connect(wait, f"{prefix}/group")
     return group
+
+
+def _prepare_device(topology: Topology, local_rank: int) -> tuple[torch.device, str]:
+    """This rank's device and backend."""
+    fault_injection.point("device")
+    device = pick_device(topology, local_rank)
+    return device, select_backend(device, topology.oversubscribe)
+
+
+def _report_device_failure(
+    error: Exception, topology: Topology, rank_info: RankInfo, prefix: str, stop: StopRequest
+) -> None:
+    """Tell the other ranks, which would wait for this one, unless rank 0 is gone for the same reason."""
+    message = hardware_errors.describe_hardware_error(error) or str(error)
+    wait = RendezvousWait(rank_info, REPORT_TIMEOUT_SECONDS, stop, message)
+    with contextlib.suppress(Exception):
+        store = connect_store(rank_info, wait).with_prefix(prefix)
+        ProcessGroup(topology, torch.device("cpu"), rank_info=rank_info, store=store).fail(message, 1)
 
 
 def single_process_group(topology: Topology) -> ProcessGroup:

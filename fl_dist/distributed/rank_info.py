@@ -53,6 +53,8 @@ def _read_torchrun(environ: Mapping[str, str]) -> RankInfo:
     size = _read_number(environ, "WORLD_SIZE", 1)
     rank = _read_number(environ, "RANK", 0, size - 1)
     local_size = _read_number(environ, "LOCAL_WORLD_SIZE", 1, size, default=size)
+    if local_size < size:
+        _check_restarts(environ)
     return RankInfo(
         rank,
         size,
@@ -62,6 +64,16 @@ def _read_torchrun(environ: Mapping[str, str]) -> RankInfo:
         _read_number(environ, "MASTER_PORT", 1, 65535),
         has_launcher="TORCHELASTIC_RUN_ID" in environ,
     )
+
+
+def _check_restarts(environ: Mapping[str, str]) -> None:
+    """torchrun's attempts may share one store, and its agents on several nodes number the attempts differently."""
+    has_shared_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if has_shared_store and _read_number(environ, "TORCHELASTIC_MAX_RESTARTS", 0, default=0):
+        raise RankInfoError(
+            "torchrun with --max-restarts on several nodes: restarted ranks would read what the previous ones left; "
+            "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node and use --rdzv-backend=c10d, or use launch.local"
+        )
 
 
 def _read_srun(environ: Mapping[str, str]) -> RankInfo:

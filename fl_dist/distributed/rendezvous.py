@@ -25,8 +25,9 @@ CONNECT_TIMEOUT_SECONDS = 5.0
 class RendezvousWait:
     """The wait for missing ranks: it names them, and ends with a signal or after its timeout."""
 
-    def __init__(self, rank_info: RankInfo, timeout: float, stop: StopRequest) -> None:
-        self.rank_info, self.timeout, self.stop = rank_info, timeout, stop
+    def __init__(self, rank_info: RankInfo, timeout: float, stop: StopRequest, error: str = "") -> None:
+        """`error`: why this rank cannot take part; it waits only to say so."""
+        self.rank_info, self.timeout, self.stop, self._error = rank_info, timeout, stop, error
         self._start = time.monotonic()
         self._next_report = REPORT_INTERVAL_SECONDS
 
@@ -50,7 +51,7 @@ class RendezvousWait:
     def _give_up(self, missing: list[int], reason: str, code: int) -> None:
         message = reason.format(self._describe(missing))
         if self.rank_info.rank != 0 and missing == [0]:  # rank 0, which prints errors, is not there
-            print_error(message)
+            print_error(self._error or message)
         raise RankLostError(message, code, missing)
 
     def _describe(self, ranks: list[int]) -> str:

@@ -18,8 +18,17 @@ PREFETCH = 8
 class BatchLoader:
     """Rows and their targets. Rows beyond `max_bytes` stay where they are: in memory, or in a mapped file."""
 
-    def __init__(self, x: Tensor, y: Tensor, device: torch.device, dtype: torch.dtype, max_bytes: float) -> None:
-        self.device, self.dtype = device, dtype
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        device: torch.device,
+        dtype: torch.dtype,
+        max_bytes: float,
+        image_format: torch.memory_format = torch.channels_last,
+    ) -> None:
+        """`image_format`: of images as model input."""
+        self.device, self.dtype, self.image_format = device, dtype, image_format
         self.is_resident = x.nbytes <= max_bytes
         self.x = to_training_dtype(x, device, dtype) if self.is_resident else x
         self.y = to_training_dtype(y, device, dtype)

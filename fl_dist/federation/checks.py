@@ -49,7 +49,7 @@ def check_model(
 ) -> None:
     """Two rows through the model: raise unless it can take them and gives what the task wants."""
     model.module.eval()
-    x = normalise(dataset.x_test[:2].to(model.vector.device), dataset, samples.dtype)
+    x = normalise(dataset.x_test[:2].to(model.vector.device), dataset, samples.dtype, samples.image_format)
     x, y = task.batch(x, samples.data.y[:2][: len(x)])
     name, rows = config.model["name"], f"rows of shape {list(x.shape[1:])}"
     ids = "" if dataset.is_numeric else " of ids, for which it needs an embedding"

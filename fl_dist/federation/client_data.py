@@ -18,6 +18,7 @@ from fl_dist.tasks import Task
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "tf32": torch.float32, "bf16": torch.float32}
 """Of the weights, by `local.precision`."""
+IMAGE_FORMATS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
@@ -38,7 +39,8 @@ class ClientData:
         """`rows`: those that each client trains on; `validation`: those that it holds out, if it does."""
         self.dataset, self.task, self.augment, self.local = dataset, task, augment, local
         self.dtype = DTYPES[local.precision]
-        self.data = BatchLoader(dataset.x_train, dataset.y_train, device, self.dtype, max_bytes)
+        self.image_format = IMAGE_FORMATS[local.memory_format]
+        self.data = BatchLoader(dataset.x_train, dataset.y_train, device, self.dtype, max_bytes, self.image_format)
         self.rows, self.validation = _to_tensors(rows), _to_tensors(validation or [])
         self._counts = list(map(len, rows))
         self.validated_clients = [client for client, own in enumerate(self.validation) if len(own)]
@@ -59,7 +61,7 @@ class ClientData:
         """All batches of the client's round: shuffled again each epoch, augmented, normalised."""
         noise = torch_generator(seed, "augment", index, client)
         for x, y in self.data.load(itertools.islice(self._pieces(client, seed, index), self.local.steps)):
-            yield self.task.batch(normalise(self._augment(x, noise), self.dataset, self.dtype), y)
+            yield self.task.batch(self._normalise(self._augment(x, noise)), y)
 
     def _pieces(self, client: int, seed: int, index: int) -> Iterator[Tensor]:
         rows, size = self.rows[client], self.batch_size(client)
@@ -95,7 +97,10 @@ class ClientData:
 
     def _load_plain(self, pieces: Iterable[Tensor]) -> Iterator[Batch]:
         for x, y in self.data.load(pieces):
-            yield self.task.batch(normalise(x, self.dataset, self.dtype), y)
+            yield self.task.batch(self._normalise(x), y)
+
+    def _normalise(self, x: Tensor) -> Tensor:
+        return normalise(x, self.dataset, self.dtype, self.image_format)
 
 
 def _to_tensors(rows: list[np.ndarray]) -> list[Tensor]:

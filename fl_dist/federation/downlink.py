@@ -9,7 +9,9 @@ from torch import Tensor
 from fl_dist.algorithms.core import Vars
 from fl_dist.federation.client_state import StateTemplate
 from fl_dist.federation.commands import LENGTH, Command
-from fl_dist.federation.flat_model import ALIGNMENT
+
+ALIGNMENT = 512
+"""As of new tensors on a GPU, whose libraries choose kernels by alignment: a weight has the same in every vector."""
 
 
 class Downlink:

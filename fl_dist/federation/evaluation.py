@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fl_dist.algorithms.core import Batch
 from fl_dist.data import Dataset, normalise
 from fl_dist.distributed import fault_injection
+from fl_dist.distributed.bf16 import forward
 from fl_dist.distributed.devices import synchronizer
 from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation.batch_loader import BatchLoader
@@ -72,9 +73,12 @@ class Evaluator:
         if model.module.training:
             model.module.eval()
         batches = experiment.test.sequential_batches(experiment.config.evaluate.batch_size, first, step)
-        return _measure_batches(
-            model.module, experiment.task, experiment.dataset, experiment.test, batches, self._progress
-        )
+        return self._measure_batches(experiment.test, batches)
+
+    def _measure_batches(self, rows: BatchLoader, batches: Iterable[Batch]) -> ExactSums:
+        experiment = self.experiment
+        module, precision = experiment.eval_model.module, experiment.config.local.precision
+        return _measure_batches(module, experiment.task, experiment.dataset, rows, batches, precision, self._progress)
 
     def _client_metrics(self, first: int, step: int) -> Tensor:
         """A table of bits with the metric of every `step`-th client from `first` on, by the model just measured."""
@@ -83,9 +87,7 @@ class Evaluator:
         for place in range(first, len(data.validated_clients), step):
             client = data.validated_clients[place]
             batches = data.validation_batches(client, experiment.config.evaluate.batch_size)
-            sums = _measure_batches(
-                experiment.eval_model.module, task, data.dataset, data.data, batches, self._progress
-            )
+            sums = self._measure_batches(data.data, batches)
             numbers.append((place, task.metrics(sums.means())[task.primary_metric.name]))
         return bits_table(len(data.validated_clients), numbers)
 
@@ -138,9 +140,12 @@ def all_ranks_faster(alone: float, together: float, idle: float) -> bool:
     return together < alone - max(0.0, idle)
 
 
-def evaluate_rows(module: nn.Module, task: Task, data: Dataset, rows: BatchLoader, batch_size: int) -> dict[str, float]:
+def evaluate_rows(
+    module: nn.Module, task: Task, data: Dataset, rows: BatchLoader, batch_size: int, precision: str
+) -> dict[str, float]:
     """The task's metrics on these rows of the data."""
-    return task.metrics(_measure_batches(module, task, data, rows, rows.sequential_batches(batch_size)).means())
+    batches = rows.sequential_batches(batch_size)
+    return task.metrics(_measure_batches(module, task, data, rows, batches, precision).means())
 
 
 @torch.no_grad()
@@ -150,11 +155,12 @@ def _measure_batches(
     data: Dataset,
     rows: BatchLoader,
     batches: Iterable[Batch],
+    precision: str,
     progress: Callable[[], None] = lambda: None,
 ) -> ExactSums:
     sums = ExactSums(rows.device)
     for x, y in batches:
         progress()
-        inputs, targets = task.batch(normalise(x, data, rows.dtype), y)
-        sums.add(task.measure(*task.align(module(inputs), targets)))
+        inputs, targets = task.batch(normalise(x, data, rows.dtype, rows.image_format), y)
+        sums.add(task.measure(*task.align(forward(module, inputs, precision), targets)))
     return sums

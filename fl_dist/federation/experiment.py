@@ -15,6 +15,7 @@ from fl_dist.config import Config, read_schedule
 from fl_dist.data import Dataset, datasets
 from fl_dist.data.augmentation import augmentations
 from fl_dist.data.partition import hold_out, partition_rows
+from fl_dist.distributed.memory import max_row_bytes
 from fl_dist.federation import sampling
 from fl_dist.federation.batch_loader import BatchLoader
 from fl_dist.federation.checks import check_data, check_model
@@ -31,7 +32,7 @@ UPDATE, BUFFERS = "update", "buffers"
 class Experiment:
     """A configuration made real: data, clients, model and algorithm, the same on every rank."""
 
-    def __init__(self, config: Config, device: torch.device) -> None:
+    def __init__(self, config: Config, device: torch.device, ranks_on_node: int = 1) -> None:
         self.config, self.device = config, device
         self.schedule = read_schedule(config)
         self.max_cohort = sampling.max_cohort_size(config.clients, self.schedule)
@@ -42,9 +43,9 @@ class Experiment:
         check_data(config, self.task, self.dataset, self.algorithm)
         augment = augmentations.build(config.augment["name"], _settings(config.augment))
         rows, validation = build_clients(config, self.dataset)
-        max_bytes = 1e9 * config.topology.data_memory
+        self._max_row_bytes = max_row_bytes(config.topology, device, ranks_on_node)
         self.client_data = ClientData(
-            self.dataset, self.task, rows, augment, config.local, device, max_bytes, validation
+            self.dataset, self.task, rows, augment, config.local, device, self._max_row_bytes, validation
         )
         self.model_interface = ModelInterface(
             self.dataset.shape, self.task.outputs(self.dataset), self.dataset.vocabulary_size
@@ -123,8 +124,8 @@ class Experiment:
     def test(self) -> BatchLoader:
         """The test rows, on the device if the training rows leave them room there."""
         data, train = self.dataset, self.client_data.data
-        room = 1e9 * self.config.topology.data_memory - (train.x.nbytes if train.is_resident else 0)
-        return BatchLoader(data.x_test, data.y_test, self.device, self.client_data.dtype, room)
+        room = self._max_row_bytes - (train.x.nbytes if train.is_resident else 0)
+        return BatchLoader(data.x_test, data.y_test, self.device, train.dtype, room, train.image_format)
 
     def weight(self, client: int, by: str) -> float:
         """A client's weight in a mean: at most 1, and independent of who else takes part."""

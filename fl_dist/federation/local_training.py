@@ -13,6 +13,7 @@ from fl_dist.common.errors import ConfigError, FlDistError
 from fl_dist.common.hook_contract import HookContractError, describe_value
 from fl_dist.common.randomness import seed_global, torch_seed
 from fl_dist.config import Local
+from fl_dist.distributed import bf16
 from fl_dist.federation.client_data import ClientData
 from fl_dist.federation.flat_model import FlatModel
 from fl_dist.federation.layer_outputs import LayerOutputs
@@ -178,10 +179,7 @@ class LocalTraining:
         self.forwards += 1
         layers, dtype = self._layer_outputs[id(model)], self.model.vector.dtype
         module = self._module if model is self.model else model.module
-        if self.local.precision != "bf16":
-            return module(x), layers.pop(dtype)
-        with torch.autocast(x.device.type, torch.bfloat16):
-            return module(x).to(dtype), layers.pop(dtype)
+        return bf16.forward(module, x, self.local.precision), layers.pop(dtype)
 
     @torch.no_grad()
     def teacher(self, weights: Tensor, batch: Batch) -> ModelOutput:

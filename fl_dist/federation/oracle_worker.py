@@ -129,7 +129,7 @@ class OracleWorker:
         experiment, loader = self.experiment, loader or self.experiment.client_data.data
         for x, y in loader.load(rows.split(experiment.config.evaluate.batch_size)[first::step]):
             self.group.failure_detector.progress()
-            yield experiment.task.batch(normalise(x, experiment.dataset, loader.dtype), y)
+            yield experiment.task.batch(normalise(x, experiment.dataset, loader.dtype, loader.image_format), y)
 
     def _own_batches(self, selection: int) -> Iterator[Batch]:
         """This rank's share of the pieces."""

@@ -19,6 +19,7 @@ from fl_dist.diagnostics import ScheduledDiagnostic
 from fl_dist.distributed import fault_injection
 from fl_dist.distributed.devices import device_name
 from fl_dist.distributed.process_group import ProcessGroup
+from fl_dist.distributed.signals import StopRequest
 from fl_dist.federation.commands import Action, Command
 from fl_dist.federation.downlink import Downlink
 from fl_dist.federation.evaluation import Evaluator, Measured
@@ -73,9 +74,9 @@ class ServerLoop:
         self._server_callbacks = (Checkpoints(experiment, folder, writer, done), self._evaluation, self._diagnostics)
         # A record is on disk before anything else shows it. At the end the order is reversed: what could not be
         # written is reported last, when all else is done.
-        own = (MetricsWriter(self._metrics), WandbMirror(), Console())
+        own = (MetricsWriter(self._metrics), Console())
         self._builtin: list[Callback] = [*self._server_callbacks, *own]
-        self._listed = callbacks
+        self._listed, self._wandb = callbacks, WandbMirror()
         self.records = self._restore(start)
         self.context = RunContext(
             config=experiment.config,
@@ -85,7 +86,7 @@ class ServerLoop:
             state_dict=server.named_model,
             request_stop=self._request_stop,
         )
-        for callback in (*self._builtin, self._listed):
+        for callback in (*self._builtin, self._wandb, self._listed):
             callback.on_run_begin(self.context)
 
     def _request_stop(self, reason: str) -> None:
@@ -196,13 +197,15 @@ class ServerLoop:
         with self.group.failure_detector.activity(f"the callbacks of round {record.round}"):
             self._listed.on_round_end(record, self.context)
 
-    def finish(self) -> None:
+    def finish(self, stop: StopRequest) -> None:
         """After the last round: the model, before anything of the user's may fail; the summary; the callbacks' end."""
         record = self._complete_pending()
         if self.is_finished:
             write_atomically(self.folder.path / MODEL, save(self.server.named_model()))
         summary = self._write_summary()
         with contextlib.ExitStack() as stack:  # all of them, also if one fails
+            stack.callback(self._wandb.on_run_end, summary, self.context)
+            stack.callback(stop.disarm)  # everything is saved; W&B has a limit of its own
             for callback in (*self._builtin, self._listed):
                 stack.callback(callback.on_run_end, summary, self.context)
             if record is not None:

@@ -7,7 +7,7 @@ from fl_dist.diagnostics import ScheduledDiagnostic
 from fl_dist.distributed import fault_injection
 from fl_dist.distributed.devices import synchronizer
 from fl_dist.distributed.host_transfer import HostTransfer
-from fl_dist.distributed.memory import peak_device_bytes, resident_bytes
+from fl_dist.distributed.memory import AllocationMonitor, peak_device_bytes, resident_bytes
 from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.distributed.signals import StopRequest
 from fl_dist.federation.client_state import ReadClient
@@ -67,7 +67,7 @@ class TrainingLoop:
         callbacks: CallbackList = NO_CALLBACKS,
     ) -> None:
         self.experiment, self.group, self.stop, self.is_finished = experiment, group, stop, False
-        self.timer = RoundTimer(synchronizer(group.device))
+        self.timer, self._allocations = RoundTimer(synchronizer(group.device)), AllocationMonitor(group.device)
         transfer, self.evaluator = HostTransfer(group.device), Evaluator(experiment, group)
         run_id, server_vars = folder.info.id, experiment.take_server_vars()
         self.writer = CheckpointWriter(folder.checkpoints, group, run_id, transfer, has_state=bool(experiment.template))
@@ -114,6 +114,7 @@ class TrainingLoop:
         self.worker.recorder = TrajectoryRecorder(requirements_of(due)) if due else None
         with self.timer("local"):
             self.worker.run(index, assignment, self.down, self.up)
+        self._allocations.check()
         memory = resident_bytes(), peak_device_bytes(self.group.device)
         self.up.report_rank(self.group.rank, RankReport(int(self.stop.is_requested), *memory))
         self.up.seal()
@@ -167,7 +168,7 @@ class TrainingLoop:
     def finish(self) -> None:
         self.writer.join()
         if self.server_loop is not None:
-            self.server_loop.finish()
+            self.server_loop.finish(self.stop)
 
 
 def client_reader(folder: RunFolder, start: Checkpoint | None) -> ReadClient:

@@ -14,6 +14,7 @@ from fl_dist.common.vector_math import float64_norm
 from fl_dist.distributed import fault_injection, hardware_errors
 from fl_dist.distributed.failures import RankLostError
 from fl_dist.distributed.host_transfer import HostTransfer
+from fl_dist.distributed.memory import max_state_bytes
 from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation.client_state import ClientStateStore, ReadClient
 from fl_dist.federation.downlink import Downlink
@@ -66,7 +67,7 @@ class Worker:
             group.rank,
             group.collectives,
             saved,
-            1e9 * config.topology.state_memory,
+            max_state_bytes(config.topology, group.ranks_on_node),
             spill,
             transfer,
         )

@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,8 @@ import numpy as np
 from fl_dist.metrics.record import RoundRecord, parse_record
 from fl_dist.plots import clients, surfaces
 
-FINISH_SECONDS = {"online": 60.0, "offline": 90.0}
+FINISH_SECONDS = {"online": 20.0, "offline": 90.0}
+"""In which W&B has to end after the run; what its server has not answered by then is lost to it."""
 OPEN_SECONDS = {"online": 10.0, "offline": 60.0}
 """Offline it takes that long only where many processes share a processor."""
 POLL_SECONDS = 0.5
@@ -42,27 +44,37 @@ def main() -> int:
     os.nice(5)  # training comes first
     folder, settings = Path(sys.argv[1]), json.loads(sys.stdin.readline())
     for _ in range(RETRIES):
+        run = None
         try:
-            _mirror(folder, settings)
+            run = _open(folder, settings)
+            _mirror(run, folder, settings["mode"])
         except Exception:  # again, from the first record
+            if run is None and settings["mode"] == "online" and _has_run_ended():
+                traceback.print_exc()
+                os._exit(1)  # the server does not answer, and W&B's own exit would wait for it
             _teardown()
         else:
             return 0
-    _mirror(folder, settings)
+    _mirror(_open(folder, settings), folder, settings["mode"])
     return 0
 
 
-def _mirror(folder: Path, settings: dict[str, Any]) -> None:
+def _mirror(run: Any, folder: Path, mode: str) -> None:
     """All records, until rank 0 sends the summary or is gone."""
-    run, tail, plots = _open(folder, settings), RecordTail(folder / "metrics.jsonl"), Plots(folder)
+    tail, plots = RecordTail(folder / "metrics.jsonl"), Plots(folder)
     ended = False
     while not ended:
-        ended = bool(select.select([sys.stdin], [], [], POLL_SECONDS)[0])
+        ended = _has_run_ended(POLL_SECONDS)
         for record in tail.read_new():
             run.log({"round": record.round, **record.scalars(), **plots.draw(record)}, step=record.round)
-    with _exit_after(FINISH_SECONDS[settings["mode"]]):
+    with _exit_after(FINISH_SECONDS[mode]):
         run.summary.update(_final_message()["summary"])
         run.finish(exit_code=_final_message()["code"])
+
+
+def _has_run_ended(seconds: float = 0.0) -> bool:
+    """Whether rank 0 sends its last message, or is gone, within so many seconds."""
+    return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
 def _teardown() -> None:

@@ -127,9 +127,10 @@ def run_command(*arguments: str) -> None:
 
 
 def sbatch(name: str, folder: Path, script: str, *arguments: str, options: tuple[str, ...] = (), **env: str) -> Job:
-    """Submit a script for two nodes from the folder; `options` override the defaults."""
+    """Submit a script for two nodes from the folder; `options` override the defaults. The nodes' GPUs are not real."""
     log, run = folder / f"{name}.log", folder / name
-    defaults = ["--nodes=2", "--gpus-per-node=1", "--cpus-per-task=2", "--time=30", f"--output={log}"]
+    defaults = ["--nodes=2", "--gpus-per-node=1", "--cpus-per-task=2", "--mem=2G", "--time=30", f"--output={log}"]
+    arguments = (*arguments, "topology.device=cpu")
     if not any(argument.startswith("run.dir=") for argument in arguments):
         arguments = (*arguments, f"run.dir={run}")
     command_line = ["sbatch", "--parsable", *defaults, *options, str(ROOT / "slurm" / script), *arguments]
@@ -387,7 +388,9 @@ def test_the_script_for_fedgmt_accepts_other_data(jobs):
 @pytest.mark.parametrize("command_line", [c for s in snippets("sh") for c in s.commands() if "sbatch " in c])
 def test_slurm_accepts_the_documented_commands(command_line, slurm):
     """With the resources of this cluster."""
-    small = command_line.replace(" slurm/", " --test-only --gpus-per-node=1 --cpus-per-task=1 --array=0 slurm/")
+    small = command_line.replace(
+        " slurm/", " --test-only --gpus-per-node=1 --cpus-per-task=1 --mem=1G --array=0 slurm/"
+    )
     result = subprocess.run(["bash", "-c", small], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "to start at" in result.stderr

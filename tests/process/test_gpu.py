@@ -25,7 +25,7 @@ from tests.support.harness import algorithm, merge, representatives
 from tests.support.marks import examples, exhaustive, timing
 from tests.support.processes import NO_WANDB, RankProcess, run, run_ranks, start_ranks
 from tests.support.run_folder import model_hash, reproducible_records
-from tests.support.waiting import wait_for
+from tests.support.waiting import Hold, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +155,8 @@ class TestPlacement:
         codes, output, single_process = self.run(comparison, tmp_path, visible, *more)
         assert not any(codes), output
         assert model_hash(tmp_path / "run") == model_hash(single_process)
+        is_hidden = group == "nccl" and len(visible) > 1 and "MIG" not in visible[0]
+        assert ("warning: each rank sees only its own GPU, so NCCL may use PCIe" in output) == is_hidden
         for rank in range(len(visible)):
             (report,) = simulated_gpu.read_reports(tmp_path, rank)
             sums = {tuple(key) for key, _ in report["collectives"] if key[1] == "reduce"}
@@ -179,6 +181,39 @@ class TestPlacement:
         (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
         assert re.search(pattern, line)
         assert "Traceback" not in output and not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+OLD_DRIVER = (
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
+    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
+)
+
+
+@timing
+def test_a_gpu_that_torch_cannot_use_ends_all_ranks_at_once(comparison: DeviceComparison, tmp_path: Path) -> None:
+    """Not after comm.rendezvous_timeout, which is longer than this test may take."""
+    (tmp_path / "config.json").write_text(json.dumps(comparison.config({})))
+    arguments = [str(tmp_path / "config.json"), f"run.dir={tmp_path / 'run'}"]
+    rank_env: list[dict[str, str]] = [{}, {}, {"SIMULATED_DRIVER": OLD_DRIVER}]
+    hold = Hold(tmp_path / "hold")
+    fault = hold.at("device@2")
+    with start_ranks(3, arguments, rank_env=rank_env, SIMULATED_GPU=str(tmp_path), FL_DIST_FAULT=fault) as ranks:
+        wait_for(lambda: "waiting for rank 2 of 3" in ranks[0].output(), "the wait for rank 2")
+        hold.release()
+        codes = [rank.wait() for rank in ranks]
+        lines = [line for rank in ranks for line in rank.output().splitlines() if line.startswith("error: ")]
+    assert codes == [1, 1, 1]
+    (error,) = lines
+    reason = r"this build of torch cannot use the GPU \(The NVIDIA driver .* is too old \(found version 11040\)\)"
+    assert re.search(rf"^error: rank 2 on \S+ failed: {reason} .*; install the build for this driver", error), error
+
+
+def test_ranks_of_a_gpu_job_do_not_train_on_the_cpu(tmp_path: Path) -> None:
+    arguments = [*NO_WANDB, f"run.dir={tmp_path / 'run'}"]
+    codes, outputs = run_ranks(2, arguments, SLURM_GPUS_ON_NODE="2", CUDA_VISIBLE_DEVICES="")
+    assert codes == [1, 1] and not (tmp_path / "run").exists()
+    errors = {line for output in outputs for line in output.splitlines() if line.startswith("error: ")}
+    assert len(errors) == 1 and "Slurm allocated GPUs, but torch" in errors.pop()
 
 
 LOST = r"^error: rank 1 on \S+ was lost \(.*\) in round 1, whose clients were \d"

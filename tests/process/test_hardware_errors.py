@@ -164,6 +164,23 @@ ERRORS["network"] = RuntimeError("NCCL error: remote process exited or there was
             RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:77, unhandled system error"),
             "the GPUs could not reach each",
         ),
+        (
+            RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please update your GPU"),
+            "this build of torch cannot use the GPU (The NVIDIA driver on your system is too old (found version "
+            "11040)); install the build for this driver and GPU (docs/start/gpu-node.md)",
+        ),
+        (
+            torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device\nCUDA kernel"),
+            "this build of torch cannot use the GPU (CUDA error: no kernel image",
+        ),
+        (
+            RuntimeError(
+                "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+                "NumCudaDevices() that might have already set an error? Error 803: system has unsupported display "
+                "driver / cuda driver combination"
+            ),
+            "this build of torch cannot use the GPU (",
+        ),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "not enough memory ("),
         (MemoryError(), "not enough memory (MemoryError); choose a smaller model, batch or data set"),
         (

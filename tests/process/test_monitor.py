@@ -7,10 +7,13 @@ import logging
 import os
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,11 +24,12 @@ from fl_dist.callbacks.wandb import WandbMirror
 from fl_dist.config import load
 from fl_dist.metrics.record import list_keys
 from fl_dist.metrics.summary import MEANINGS
-from fl_dist.metrics.wandb_process import IGNORED_SIGNALS
+from fl_dist.metrics.wandb_process import FINISH_SECONDS, IGNORED_SIGNALS
 from fl_dist.tasks.classification import Classification
+from tests.support.checkpoints import replace_by_file
 from tests.support.marks import exhaustive, timing
-from tests.support.processes import ROOT, environment, run, start_process
-from tests.support.run_folder import read_records
+from tests.support.processes import ROOT, environment, pause_processes, run, start_process, start_ranks
+from tests.support.run_folder import newest_saved_round, read_records
 from tests.support.sample_runs import append_records, round_record, write_run
 from tests.support.waiting import TIMEOUT_SECONDS, wait_for
 from tests.support.wandb_records import offline_records, read_entries, select_entries
@@ -60,6 +64,35 @@ def test_training_continues_if_wandb_cannot_connect(tmp_path: Path) -> None:
     assert len(read_records(tmp_path / "run")) == 3
     assert "W&B" in output
     assert "0" * 40 not in output
+
+
+@pytest.fixture
+def silent_server() -> Iterator[dict[str, str]]:
+    """The variables of a W&B server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": f"http://127.0.0.1:{server.getsockname()[1]}"}
+
+
+@timing
+@pytest.mark.parametrize("can_save", [True, False])
+def test_a_silent_wandb_server_neither_delays_nor_hides_how_a_run_ends(
+    can_save: bool, silent_server: dict[str, str], tmp_path: Path
+) -> None:
+    """The grace period, shorter than W&B's own limit, is that of the round and of its save."""
+    folder = tmp_path / "run"
+    settings = [*SMALL, "rounds=100000", "checkpoint.grace=6", "monitor.wandb.mode=online", f"run.dir={folder}"]
+    with start_ranks(1, settings, HOME=str(tmp_path), **silent_server) as (process,):
+        wait_for(lambda: newest_saved_round(folder), "a checkpoint")
+        if not can_save:
+            with pause_processes([process.pid]):
+                replace_by_file(folder / "checkpoint")
+        os.kill(process.pid, signal.SIGTERM)
+        start_time = time.monotonic()
+        output = process.communicate()[0]
+    assert process.returncode == (75 if can_save else 1), output
+    assert time.monotonic() - start_time < 2 * FINISH_SECONDS["online"]
+    assert ("interrupted after round" if can_save else "interrupted, and the run could not be saved") in output
+    assert "within checkpoint.grace" not in output and "W&B" in output
 
 
 DIAGNOSTICS = (

@@ -12,6 +12,7 @@ SIMULATED_GPUS=4               GPUs per node (8); CUDA_VISIBLE_DEVICES selects; 
 SIMULATED_NCCL=asynchronous    collectives return at once
 SIMULATED_NCCL=silent          also, collectives broken by a lost rank never end, like real kernels
 SIMULATED_NCCL=hanging         also, aborting them never ends
+SIMULATED_DRIVER=TEXT          the driver cannot be used: choosing a GPU raises a RuntimeError of this text
 """
 
 import contextlib
@@ -259,7 +260,7 @@ class SimulatedGpu(TorchDispatchMode):
         self.collectives: Counter[tuple[str, str, str]] = Counter()
         """By group, operation and type."""
         self.pending: list[Collective] = []
-        self.steps = self.allocated = self.peak = 0
+        self.steps = self.allocated = self.peak = self.failed_allocations = 0
         self.stream = self.main = Stream(self)
         self.streams = weakref.WeakSet([self.main])
         self._allocations: dict[int, weakref.ref[Any]] = {}
@@ -478,6 +479,8 @@ def _patch_cuda(gpu: SimulatedGpu, visible: list[str]) -> Any:
         pass
 
     def set_device(device: Any) -> None:
+        if "SIMULATED_DRIVER" in os.environ:
+            raise RuntimeError(os.environ["SIMULATED_DRIVER"])
         gpu.cuda_device = _device(device)
 
     def properties(device: Any = None) -> SimpleNamespace:
@@ -485,7 +488,7 @@ def _patch_cuda(gpu: SimulatedGpu, visible: list[str]) -> Any:
         gpu_index = int(visible[device.index or 0].removeprefix("MIG-").partition("-")[0])
         fields: dict[str, Any] = {"pci_domain_id": 0, "pci_bus_id": gpu_index, "pci_device_id": 0}
         gpu_uuid = uuid.UUID(int=gpu_index + 1)  # MIG slices report it too
-        fields |= {"uuid": gpu_uuid, "total_memory": TOTAL_MEMORY}
+        fields |= {"uuid": gpu_uuid, "total_memory": TOTAL_MEMORY, "multi_processor_count": 132}
         return SimpleNamespace(name="a simulated GPU", major=9, minor=0, **fields)
 
     @contextlib.contextmanager
@@ -522,6 +525,7 @@ def _patch_cuda(gpu: SimulatedGpu, visible: list[str]) -> Any:
         memory_allocated=lambda device=None: gpu.allocated,
         max_memory_allocated=lambda device=None: gpu.peak,
         reset_peak_memory_stats=reset_peak,
+        memory_stats=lambda device=None: {"num_ooms": gpu.failed_allocations},
         empty_cache=nothing,
         synchronize=gpu.synchronize,
         Stream=new_stream,

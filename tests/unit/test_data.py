@@ -351,6 +351,16 @@ def test_crop_flip_equals_the_loop_on_any_shape(shape: tuple[int, ...], share: f
     assert fast.get_state().equal(plain.get_state())
 
 
+@pytest.mark.parametrize("image_format", [torch.channels_last, torch.contiguous_format])
+def test_images_become_model_input_in_the_format_of_the_run(image_format: torch.memory_format) -> None:
+    x = torch.randint(0, 256, (4, 3, 8, 8), generator=torch.Generator().manual_seed(3)).to(torch.uint8)
+    for images in (x, x.float()):
+        data = Dataset(images, torch.zeros(4), images, torch.zeros(4))
+        rows = normalise(images, data, torch.float32, image_format)
+        assert rows.is_contiguous(memory_format=image_format)
+        assert rows.equal(normalise(images, data, torch.float32))
+
+
 def test_crop_flip_is_random_for_each_image_and_call() -> None:
     x = torch.arange(64.0).view(1, 1, 8, 8).expand(30, 1, 8, 8)
     augment, generator = augmentations.build("crop_flip", {}), torch.Generator().manual_seed(0)

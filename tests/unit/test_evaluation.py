@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_dist.config import Topology, load
 from fl_dist.distributed.failure_detector import FailureDetector
@@ -118,6 +118,28 @@ def test_a_hang_with_all_ranks_evaluating_is_reported_as_evaluation() -> None:
         measured = Evaluator(experiment, group).together(experiment.initial.clone(), experiment.initial_buffers, 7)
     assert measured.metrics.keys() >= {"loss", "accuracy"}
     assert (activities, running) == (["the evaluation of round 7"], [])
+
+
+class RecordsAutocast(nn.Linear):
+    modes = set[tuple[bool, bool]]()
+    """Whether it was training, and whether in bfloat16."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__(torch.Size(shape).numel(), outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.modes.add((self.training, torch.is_autocast_enabled("cpu")))
+        return super().forward(x.flatten(1))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_run_is_evaluated_in_the_precision_of_training(precision: str) -> None:
+    model = "model=tests.unit.test_evaluation:RecordsAutocast"
+    experiment = Experiment(load(None, [*NO_WANDB, model, f"local.precision={precision}"]), torch.device("cpu"))
+    RecordsAutocast.modes.clear()  # of the check of the model
+    group = single_process_group(Topology(device="cpu"))
+    Evaluator(experiment, group).evaluate_alone(experiment.initial.clone(), experiment.initial_buffers, 1)
+    assert RecordsAutocast.modes == {(False, precision == "bf16")}
 
 
 def test_sums_of_several_ranks_equal_those_of_one() -> None:

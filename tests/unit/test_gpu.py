@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fl_dist.algorithms import algorithms
 from fl_dist.algorithms.core import Vars
+from fl_dist.common.vector_math import float64_norm
 from fl_dist.config import Topology, validate
 from fl_dist.diagnose import main as diagnose
 from fl_dist.diagnostics.base import diagnostics
@@ -25,6 +26,7 @@ from fl_dist.distributed.host_transfer import HostTransfer
 from fl_dist.distributed.process_group import select_backend
 from fl_dist.execute import torch_settings
 from fl_dist.federation.client_state import ClientStateStore
+from fl_dist.federation.downlink import Downlink
 from fl_dist.main import main
 from fl_dist.models import models
 from fl_dist.tasks import tasks
@@ -72,6 +74,7 @@ OTHER_CASES: dict[str, Settings] = {
     "float32 reduce": {"comm": {"reduce": "float32"}},
     "two words": {"server": {"weighting": "samples"}, "data": {"path": "unequal.npz"}},
     "batch norm": {**IMAGES, "model": BATCH_NORM, "algorithm": algorithm("fedsam")},
+    "contiguous images": {**IMAGES, "model": {"name": "cnn"}, "local": {"memory_format": "contiguous"}},
     "rows beyond memory": {**IMAGES, "topology": {"data_memory": 0}},
     "checkpoints": {"algorithm": algorithm("scaffold"), "checkpoint": {"every": 1}},
 }
@@ -244,6 +247,50 @@ class TestDeterminism:
         with torch_settings(validate({"local": {"precision": "tf32"}})):
             assert state() == ("tf32", "tf32", True, True, 2, False, False)
         assert state() == before
+
+
+class FailsToAllocate(nn.Linear):
+    """In its second step an allocation fails, as of cuDNN's workspace, and it continues all the same."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__(torch.Size(shape).numel(), outputs)
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += self.training
+        self.gpu.failed_allocations += self.steps == 2
+        return super().forward(x.flatten(1))
+
+    gpu: simulated_gpu.SimulatedGpu
+
+
+def test_an_algorithm_that_was_replaced_for_lack_of_memory_ends_the_run(
+    comparison: DeviceComparison, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = {"model": "tests.unit.test_gpu:FailsToAllocate", "clients": {"on_failure": "drop"}}
+    (tmp_path / "config.json").write_text(json.dumps(comparison.config(model)))
+    with simulated_gpu.simulate_gpu() as gpu, mock.patch.object(FailsToAllocate, "gpu", gpu, create=True):
+        gpu.failed_allocations = 3  # of an earlier run in this process
+        assert main([str(tmp_path / "config.json"), f"run.dir={tmp_path / 'run'}"]) == 1
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert "memory on the GPU ran out, and an operation continued with a slower algorithm" in error
+    assert "; lower local.batch_size" in error
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_vectors_of_a_message_are_aligned_as_new_tensors() -> None:
+    shapes = {"x": ((100,), torch.float32), "m": ((7,), torch.float64)}
+    down = Downlink(shapes, torch.zeros(3), max_cohort=5, device=torch.device("cpu"))
+    start = down.buffer.data_ptr()
+    assert {(tensor.data_ptr() - start) % 512 for tensor in (down.vars.x, down.vars.m, down.buffers)} == {0}
+
+
+def test_norms_take_few_kernels_on_a_gpu() -> None:
+    entries = 2**20
+    with simulated_gpu.simulate_gpu(), mock.patch.object(torch, "stack") as stack:
+        assert float64_norm(torch.ones(entries, device="cuda")).item() == 2**10
+    stack.assert_not_called()
+    assert float64_norm(torch.ones(entries)).item() == 2**10
 
 
 class TestPrecision:

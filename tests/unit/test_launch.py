@@ -58,6 +58,7 @@ def test_the_dry_run_shows_the_batch_script_of_a_profile(config, tmp_path, capsy
         "time=120",
         "nodes=2",
         "ntasks-per-node=8",
+        "mem=131072M",
         "mail-user=me",
     ):
         assert f"#SBATCH --{option}\n" in script
@@ -111,6 +112,28 @@ def test_what_sbatch_refuses_is_one_line(launcher, config, slurm_commands, tmp_p
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 1
     assert errors[0].startswith("error: sbatch refused the job: invalid partition specified: fsat; --dry-run")
+
+
+@pytest.mark.parametrize(
+    ("profile", "request_line"),
+    [("memory_gb: 4", "mem=4096M"), ("sbatch: {mem-per-gpu: 9G}", "mem-per-gpu=9G")],
+)
+def test_a_profile_replaces_the_memory_of_a_job(profile, request_line, config, tmp_path, capsys):
+    (tmp_path / "profiles.yaml").write_text(f"here: {{{profile}}}")
+    profiles = ["--profiles", str(tmp_path / "profiles.yaml"), "--profile", "here"]
+    assert submit.main([config, f"run.dir={tmp_path}/run", "--gpus-per-node", "8", "--dry-run", *profiles]) == 0
+    assert re.findall(r"#SBATCH --(mem.*)", capsys.readouterr().out) == [request_line]
+
+
+def test_ranks_on_several_nodes_use_the_slurm_name_of_their_node(monkeypatch):
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu07")
+    nodes = ["--nodes", "2", "--rendezvous", "gpu03:29500"]
+    arguments = local._rendezvous_arguments(local.parser().parse_args(nodes), node=None)
+    assert "--local-addr=gpu07" in arguments
+    monkeypatch.delenv("SLURMD_NODENAME")
+    for more, expected in (([], []), (["--local-addr", "10.0.0.7"], ["--local-addr=10.0.0.7"])):
+        arguments = local._rendezvous_arguments(local.parser().parse_args([*nodes, *more]), node=None)
+        assert [argument for argument in arguments if argument.startswith("--local-addr")] == expected
 
 
 def test_profiles_are_checked(config, tmp_path, capsys):
@@ -170,7 +193,7 @@ def slurm_commands(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    write_program(folder / "srun", 'echo "$SRUN_CPUS_PER_TASK CPUs, ${*:1:4}"')
+    write_program(folder / "srun", 'echo "$SRUN_CPUS_PER_TASK CPUs, ${*:1:5}"')
     write_program(folder / "scontrol", 'echo "$*"')
     return folder
 
@@ -184,7 +207,7 @@ def test_the_launcher_of_a_node_gets_the_cpus_of_the_job(tasks, cpus, config, sl
     assert completed.returncode == 0
     first, second = completed.stdout.splitlines()
     assert first == f"job 7 on n1, 4 ranks and 4 GPUs per node: {tmp_path}/run"
-    assert second == f"{cpus} CPUs, --kill-on-bad-exit=1 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=4"
+    assert second == f"{cpus} CPUs, --kill-on-bad-exit=1 --wait=0 --ntasks=1 --ntasks-per-node=1 --gpus-per-node=4"
 
 
 @pytest.mark.parametrize(

@@ -70,3 +70,12 @@ def test_invalid_variables_are_named(change: dict[str, str | None], message: str
     with pytest.raises(RankInfoError, match=message) as caught:
         find_rank(environ)
     assert "start ranks with torchrun, launch.local or srun" in str(caught.value)
+
+
+def test_restarts_on_several_nodes_need_a_store_per_attempt() -> None:
+    restarts = TORCHRUN | {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    with pytest.raises(RankInfoError, match="export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node"):
+        find_rank(restarts)
+    for change in ({"TORCHELASTIC_MAX_RESTARTS": "0"}, {"TORCHELASTIC_USE_AGENT_STORE": "False"}):
+        assert find_rank(restarts | change) is not None
+    assert find_rank(restarts | {"LOCAL_WORLD_SIZE": "4"}) is not None, "one node counts its attempts"

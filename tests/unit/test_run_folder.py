@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fl_dist.common.errors import ConfigError, FlDistError
+from fl_dist.common.yaml_reader import read_yaml, to_yaml
 from fl_dist.config import validate
 from fl_dist.main import main
 from fl_dist.storage import run_folder
@@ -23,6 +24,17 @@ METRIC = {"name": "rmse", "best": "min", "percent": False}
 def test_the_primary_metric_is_read_under_its_old_key_too(key: str, tmp_path: Path) -> None:
     (tmp_path / RUN_INFO).write_text(json.dumps({"id": "0", "facts": {"shape": [3], key: METRIC}}))
     assert RunFolder(tmp_path).read_facts() == {"shape": [3], "primary_metric": METRIC}
+
+
+def test_a_run_of_a_version_with_fewer_keys_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*SMALL_RUN, f"run.dir={tmp_path}"]
+    assert main(arguments) == 0
+    recorded = read_yaml(tmp_path / "config.yaml")
+    del recorded["local"]["memory_format"]
+    (tmp_path / "config.yaml").write_text(to_yaml(recorded))
+    assert main([*arguments, "rounds=2", "local.memory_format=contiguous"]) == 2
+    assert "another config (local.memory_format: channels_last -> contiguous)" in capsys.readouterr().err
+    assert main([*arguments, "rounds=2"]) == 0
 
 
 def test_a_folder_without_run_info_has_no_facts(tmp_path: Path) -> None:

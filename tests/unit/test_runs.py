@@ -85,6 +85,16 @@ def test_the_model_of_a_run_has_its_weights_and_accuracy(finished: fl_dist.Run) 
     assert finished.evaluate(arrays["x_test"][:40], arrays["y_test"][:40])["accuracy"] * 40 % 1 == 0
 
 
+@pytest.mark.parametrize(
+    "local",
+    [{"precision": "bf16"}, {"memory_format": "contiguous"}, {"precision": "bf16", "memory_format": "contiguous"}],
+)
+def test_a_run_is_evaluated_as_it_was_trained(local: dict[str, str], tmp_path: Path) -> None:
+    trained = fl_dist.run(SMALL, local={"epochs": 1, **local}, rounds=1, run={"dir": tmp_path / "run"}, quiet=True)
+    last = trained.history[-1]
+    assert trained.evaluate() == {"loss": last["test_loss"], "accuracy": last["test_accuracy"]}
+
+
 def test_the_clients_of_a_run_partition_the_rows(finished: fl_dist.Run) -> None:
     clients, labels = finished.clients, np.load(FILE)["y_train"]
     assert len(clients) == 5 and sum(clients.sizes) == len(labels)
