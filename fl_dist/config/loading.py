@@ -226,6 +226,8 @@ def _check_placement(config: Config) -> None:
         raise ConfigError("data.local is true, so each client has the rows of its own files; set partition=given")
     if config.clients.validation and config.evaluate.where == "server":
         raise ConfigError("evaluate.where is server, but only workers have validation rows; set it to auto or workers")
+    if config.data["local"] and not config.clients.validation and config.evaluate.where == "workers":
+        raise ConfigError("evaluate.where is workers, but only rank 0 has test rows; set it to auto or server")
     for label, _, diagnostic in build_diagnostics(config.diagnostics):
         if "train_client" in diagnostic.needs:
             raise ConfigError(

@@ -42,8 +42,8 @@ def describe(experiment: Experiment) -> list[str]:
     held_out = f", and {rows_held_out:,} validation rows in all" if rows_held_out else ""
     return [
         f"task {config.task['name']}",
-        f"data {config.data['name']}: {len(data.x_train):,} training and {len(data.x_test):,} test rows of "
-        f"{'x'.join(map(str, data.shape))}" + (f", {data.classes} classes" if data.classes else "") + here,
+        f"data {config.data['name']}{here}: {len(data.x_train):,} training and {len(data.x_test):,} test rows of "
+        f"{'x'.join(map(str, data.shape))}" + (f", {data.classes} classes" if data.classes else ""),
         f"{pluralize(len(rows), 'client')} by {config.partition['name']}: {_range([len(r) for r in rows])} rows"
         f"{classes} each{held_out}",
         f"model {config.model['name']}: {describe_size(experiment)}",

@@ -48,9 +48,9 @@ def _gather_summaries(data: Dataset, interface: ModelInterface, group: ProcessGr
     texts = _gather(group, "rows", json.dumps(own))
     if group.rank:
         return {} if client is None else {client: own}
-    summaries = dict(enumerate(map(json.loads, texts)))
+    summaries, hosts = dict(enumerate(map(json.loads, texts))), group.hosts()
     for other, summary in summaries.items():
-        _compare_kinds(kind, summary["kind"], f"client {other} on {group.hosts()[group.workers[other]]}")
+        _compare_kinds(kind, summary["kind"], f"client {other} on {hosts[group.workers[other]]}")
     return summaries
 
 

@@ -39,7 +39,7 @@ class MeasurementShare:
         return slice(self._rank, None, 1 if self._is_local else self._size)
 
     def evaluator(self, where: Where) -> Where:
-        """Who evaluates a model: as configured, unless only some ranks have the rows."""
+        """Who evaluates a model: as configured, unless only some ranks have the rows that this takes."""
         if self._workers is not None and self._validated:
             return "workers"
         return "server" if self._is_local else where

@@ -4,6 +4,7 @@ import json
 import mmap
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import pytest
 
 import fl_dist
 from fl_dist.common.errors import ConfigError
+from fl_dist.diagnose import main as diagnose
 from fl_dist.main import main
 from tests.support.harness import CLASSES, SIZES, TrainingHarness, algorithm, merge
-from tests.support.processes import NO_WANDB, run_ranks, start_ranks
+from tests.support.processes import NO_WANDB, environment, run, run_ranks, start_ranks, torchrun
 from tests.support.run_folder import assert_same_run, model_hash, read_records, reproducible_records
+from tests.support.user_guide import PROCESS_PER_CLIENT, guide_snippets, write_files
 from tests.support.waiting import Hold, wait_for
 
 Settings = dict[str, Any]
@@ -30,6 +33,12 @@ DIAGNOSTICS = {
     "flatness_distance": {"every": 4},
     "directions": {"every": 2},
 }
+DIAGNOSTICS_OF_PARTS = {
+    "clients": {"every": 2},
+    "surface": {"every": 4, "on": "test", "points": 3},
+    "flatness_distance": {"every": 4},
+}
+"""Of single clients, and of the test rows."""
 PER_CLIENT = ("clients", "flatness_distance", "directions")
 """Diagnostics whose batches never mix clients, wherever they are computed."""
 
@@ -100,11 +109,15 @@ class TestSharedData:
         assert not any(codes), outputs
         expected, placed = reproducible_records(harness.run(config).folder), reproducible_records(tmp_path / "run")
         for one, other in zip(expected, placed, strict=True):
-            for name, values in one.pop("diagnostics", {}).items():
-                found = other["diagnostics"][name]
-                assert found == (values if name in PER_CLIENT else pytest.approx(values, rel=1e-9, abs=1e-12))
-            other.pop("diagnostics", None)
+            measured, found = one.pop("diagnostics", {}), other.pop("diagnostics", {})
             assert one == other
+            assert measured.keys() == found.keys()
+            for name in measured:
+                if name in PER_CLIENT:
+                    assert found[name] == measured[name]
+                else:
+                    for key, value in measured[name].items():
+                        np.testing.assert_allclose(found[name][key], value, 1e-9)
 
     def test_a_run_may_change_its_placement(self, harness: TrainingHarness, tmp_path: Path) -> None:
         """No result depends on it."""
@@ -156,7 +169,11 @@ class TestLocalData:
         )
         shared, runs = {}, []
         for name in ("fedavg", "scaffold", "fedgmt"):
-            changes = {"algorithm": algorithm(name), "clients": {"validation": 0.3}}
+            changes = {
+                "algorithm": algorithm(name),
+                "clients": {"validation": 0.3},
+                "diagnostics": DIAGNOSTICS_OF_PARTS,
+            }
             path = {"path": str(tmp_path / "all.npz")}
             shared[name] = harness.run(merge(harness.config(algorithm(name), data=path), changes)).folder
             runs.append(arguments(tmp_path / name, local_config(harness, silos, **changes)))
@@ -191,17 +208,29 @@ class TestLocalData:
         codes, outputs = run_ranks(RANKS, arguments(tmp_path / "whole", config))
         assert not any(codes), outputs
         config = merge(config, {"data": {"path": "$SILO/data.npz"}})
-        run = arguments(tmp_path / "run", config)
+        command = arguments(tmp_path / "run", config)
         hosts = [{"SILO": str(silos / name)} for name in ("server", *map(str, range(len(SIZES))))]
-        codes, _ = run_ranks(RANKS, run, rank_env=hosts, FL_DIST_FAULT="local:2@3")
+        codes, _ = run_ranks(RANKS, command, rank_env=hosts, FL_DIST_FAULT="local:2@3")
         assert codes[3] == -signal.SIGKILL
         swapped = [hosts[0], hosts[2], hosts[1], *hosts[3:]]
-        codes, outputs = run_ranks(RANKS, run, rank_env=swapped)
+        codes, outputs = run_ranks(RANKS, command, rank_env=swapped)
         assert set(codes) == {2}
         assert "started with a different data of client 0 and data of client 1" in outputs[0]
-        codes, outputs = run_ranks(RANKS, run, rank_env=hosts)
+        codes, outputs = run_ranks(RANKS, command, rank_env=hosts)
         assert not any(codes), outputs
         assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+    def test_a_finished_run_is_diagnosed_where_its_rows_are(self, harness: TrainingHarness, tmp_path: Path) -> None:
+        config = local_config(
+            harness, write_silos(harness, tmp_path / "silos"), diagnostics={"clients": {}, "trace": {}}
+        )
+        codes, outputs = run_ranks(RANKS, arguments(tmp_path / "run", config, "checkpoint.every=1"))
+        assert not any(codes), outputs
+        code, output = run([*torchrun(RANKS), "-m", "fl_dist.diagnose", str(tmp_path / "run")])
+        assert code == 0, output
+        measured = [json.loads(line) for line in (tmp_path / "run" / "diagnostics.jsonl").read_text().splitlines()]
+        assert measured[1]["values"]["rows"] == sum(SIZES)
+        assert diagnose([str(tmp_path / "run")]) == 2
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -229,10 +258,19 @@ class TestLocalData:
         config = local_config(harness, write_silos(harness, tmp_path / "silos"))
         codes, outputs = run_ranks(RANKS, arguments(tmp_path / "run", config))
         assert not any(codes), outputs
-        run = fl_dist.load(tmp_path / "run")
-        assert run.evaluate()["loss"] == run.history[-1]["test_loss"]
+        finished = fl_dist.load(tmp_path / "run")
+        assert finished.evaluate()["loss"] == finished.history[-1]["test_loss"]
         with pytest.raises(ConfigError, match="on its own worker"):
-            run.clients  # noqa: B018
+            finished.clients  # noqa: B018
+
+
+def test_the_commands_of_the_guide_work(tmp_path: Path) -> None:
+    write_files(tmp_path, PROCESS_PER_CLIENT)
+    env = environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", WANDB_MODE="disabled")
+    for command in [c for snippet in guide_snippets("sh", PROCESS_PER_CLIENT) for c in snippet.commands()]:
+        code, output = run(["bash", "-c", command], cwd=tmp_path, env=env)
+        assert code == 0, f"{command}\n{output}"
+    assert json.loads((tmp_path / "runs" / "silos" / "clients.json").read_text())["sizes"] == [100, 150, 200]
 
 
 def _is_in_memory(pid: int, mark: bytes) -> bool:
