@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation.batch_loader import BatchLoader
 from fl_dist.federation.exact_sums import ExactSums, bits_table, mean_of_words
 from fl_dist.federation.experiment import Experiment
-from fl_dist.federation.measurement_share import MeasurementShare
+from fl_dist.federation.measurement_share import MeasurementShare, Where
 from fl_dist.tasks import Task
 
 
@@ -112,7 +112,7 @@ class Evaluator:
 class EvaluationPlacement:
     """Who evaluates the next model: rank 0 alone, or all ranks. By measured seconds; no result depends on it."""
 
-    def __init__(self, where: Literal["auto", "server", "workers"], ranks: int) -> None:
+    def __init__(self, where: Where, ranks: int) -> None:
         self.where, self.ranks = where, ranks
         self._alone: float | None = None
         self._together: float | None = None

@@ -75,8 +75,8 @@ def _compare_kinds(expected: dict[str, Any], kind: dict[str, Any], where: str) -
     for name, value in kind.items():
         if value != expected[name]:
             raise ConfigError(
-                f"the data of {where} has {name} {value}, that of rank 0 {expected[name]}; make them equal, or set "
-                "what a part of the data cannot show (data.classes, data.vocabulary, data.mean, data.std)"
+                f"the data of {where} has {name} {value}, that of rank 0 {expected[name]}; make them equal "
+                "(data.classes and data.vocabulary say how many there are, also if a file does not show them)"
             )
 
 
