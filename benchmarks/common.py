@@ -79,7 +79,7 @@ class Rounds(Workload):
         if group.rank == 0:
             run.acquire(config)
         self.settings = lambda: torch_settings(config)
-        self.experiment = Experiment(config, group.device, group.ranks_on_node)
+        self.experiment = Experiment(config, group.device, group)
         self.loop = TrainingLoop(self.experiment, group, run, None, StopRequest(0.0))
         self.completed = 0
 

@@ -107,7 +107,7 @@ def run_rank(times: Path, overrides: Sequence[str]) -> None:
     """One rank of a run. The last rank writes when it started, with torch imported, and its time to read the data."""
     import fl_dist
     from fl_dist.config import load
-    from fl_dist.federation.experiment import build_data
+    from fl_dist.federation.client_rows import build_data
 
     config = load(None, list(overrides))
     before = time.time()

@@ -25,6 +25,7 @@ from fl_dist.distributed.process_group import ProcessGroup, connect
 from fl_dist.distributed.rank_info import RankInfo, find_rank
 from fl_dist.distributed.signals import ExitOnSignal
 from fl_dist.execute import error_line, exit_code, needs_traceback, terminal_handler, torch_settings
+from fl_dist.federation.client_rows import check_workers
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.experiment_description import content_hashes
 from fl_dist.federation.flat_model import FlatModel
@@ -138,7 +139,8 @@ def _diagnose(path: Path, config: Config, rank_info: RankInfo | None) -> list[Me
     with torch_settings(config), ExitOnSignal(f"nothing was measured of {path}", is_rank0) as stop:
         group = connect(rank_info, config.topology, config.comm, stop)
         try:
-            experiment = Experiment(config, group.device, group.ranks_on_node)
+            check_workers(config, group)
+            experiment = Experiment(config, group.device, group)
             _check_contents(experiment, folder)
             results = _restore(experiment, group, folder).measure(build_diagnostics(config.diagnostics), path)
         except Exception as e:
@@ -164,7 +166,7 @@ def _load_config(path: Path, overrides: list[str]) -> Config:
 def _check_contents(experiment: Experiment, folder: RunFolder) -> None:
     """Data, partition and model are those of the run."""
     recorded, contents = folder.read_info().contents, content_hashes(experiment)
-    if changed := [name for name, value in recorded.items() if name != CODE and contents.get(name) != value]:
+    if changed := [name for name, value in recorded.items() if name != CODE and contents.get(name, value) != value]:
         raise ConfigError(f"the run in {folder.path} was made with another {' and '.join(changed)} than there is now")
 
 

@@ -29,6 +29,7 @@ from fl_dist.distributed.process_group import ProcessGroup, connect, hostname
 from fl_dist.distributed.rank_info import RankInfo
 from fl_dist.distributed.signals import StopRequest
 from fl_dist.distributed.tf32 import check_tf32_support, use_tf32
+from fl_dist.federation.client_rows import check_workers
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.experiment_description import (
     client_class_counts,
@@ -58,12 +59,13 @@ def execute(config: Config, folder: RunFolder, rank_info: RankInfo | None, stop:
             write_line(f"{STARTING} {folder.path}")
         group = connect(rank_info, config.topology, config.comm, stop)
         check_tf32_support(config.local.precision, group.device)
+        check_workers(config, group)
         callbacks = build_callbacks(config.callbacks) if group.rank == 0 else NO_CALLBACKS
         handlers = _show_warnings(group)
         start = _claim(config, folder, group)
         handlers.append(_open_log(folder, group))
         has_log = True
-        experiment = Experiment(config, group.device, group.ranks_on_node)
+        experiment = Experiment(config, group.device, group)
         _compare_contents(experiment, folder, group)
         _announce(experiment, group, start)
         if group.rank == 0:

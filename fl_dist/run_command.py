@@ -54,8 +54,11 @@ def run_command(arguments: argparse.Namespace) -> int:
 def _check(config: Config) -> int:
     """Print the configuration as YAML, after comments on the data and the model."""
     build_callbacks(config.callbacks)
-    experiment = Experiment(config, torch.device("cpu"))
-    for line in describe(experiment):
+    has_rows = not config.data["local"]
+    lines = (
+        describe(Experiment(config, torch.device("cpu"))) if has_rows else ["data.local: rows are read by each rank"]
+    )
+    for line in lines:
         print(f"# {line}")
     print(to_yaml(dump(config)), end="")
     return 0

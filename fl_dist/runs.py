@@ -31,8 +31,9 @@ from fl_dist.distributed.signals import StopRequest
 from fl_dist.execute import execute, torch_settings
 from fl_dist.federation.batch_loader import BatchLoader
 from fl_dist.federation.client_data import DTYPES, IMAGE_FORMATS
+from fl_dist.federation.client_rows import build_clients, build_data
 from fl_dist.federation.evaluation import evaluate_rows
-from fl_dist.federation.experiment import build_clients, build_data, build_task
+from fl_dist.federation.experiment import build_task
 from fl_dist.federation.flat_model import FlatModel
 from fl_dist.metrics.file import read_records
 from fl_dist.metrics.record import RoundRecord

@@ -30,7 +30,7 @@ from fl_dist.config.schema import (
     Config,
     DiagnosticKeys,
 )
-from fl_dist.diagnostics import diagnostics
+from fl_dist.diagnostics import build_diagnostics, diagnostics
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -196,6 +196,7 @@ def _check_consistency(config: Config) -> None:
         raise ConfigError("local.compile needs batches of one size; set local.batch_size to a number")
     _check_chain(config.algorithm, ("algorithm",))
     _check_diagnosed_clients(config)
+    _check_placement(config)
     schedule = read_schedule(config)
     smallest = clients.per_round if schedule is None else min(map(len, schedule))
     if clients.min_survivors > smallest:
@@ -216,6 +217,26 @@ def _check_diagnosed_clients(config: Config) -> None:
         for key in getattr(diagnostics[keys["name"]], "clients", ()):
             if keys[key] is not None and keys[key] >= config.clients.total:
                 raise ConfigError(f"diagnostics.{label}.{key} is {keys[key]}; {_client_range(config)}")
+
+
+def _check_placement(config: Config) -> None:
+    """Whether the rows that the run needs are where it needs them."""
+    if config.clients.placement != "process":
+        if config.data["local"]:
+            raise ConfigError("data.local is true, which needs clients.placement=process")
+        return
+    if config.data["local"] and config.partition["name"] != "given":
+        raise ConfigError("data.local is true, so each client has the rows of its own files; set partition=given")
+    if config.clients.validation and config.evaluate.where == "server":
+        raise ConfigError("evaluate.where is server, but only workers have validation rows; set it to auto or workers")
+    if config.data["local"] and not config.clients.validation and config.evaluate.where == "workers":
+        raise ConfigError("evaluate.where is workers, but only rank 0 has test rows; set it to auto or server")
+    for label, _, diagnostic in build_diagnostics(config.diagnostics):
+        if "train_client" in diagnostic.needs:
+            raise ConfigError(
+                f"diagnostics.{label} trains a client on rank 0, which has no client's rows; remove it, or set "
+                "clients.placement=balanced"
+            )
 
 
 def _client_range(config: Config) -> str:

@@ -38,6 +38,10 @@ class Clients(StrictModel):
         list[list[int]] | str | None,
         key("instead of sampling: client ids of every round, or a YAML or JSON file with them"),
     ] = None
+    placement: Annotated[
+        Literal["balanced", "process"],
+        key("on whichever worker ends first, or each on a worker of its own, which alone holds its rows"),
+    ] = "balanced"
     on_failure: Annotated[
         Literal["drop", "retry", "stop"],
         key("a client that fails: leave it out, try once more and then leave it out, or stop"),
@@ -168,6 +172,17 @@ class ModelKeys(StrictModel):
     ] = None
 
 
+class DataKeys(StrictModel):
+    """Keys of `data` besides the settings of its builder."""
+
+    local: Annotated[
+        bool,
+        key(
+            "each worker reads its own files, rank 0 the test rows; {client} in a path is a client's number, or server"
+        ),
+    ] = False
+
+
 class DiagnosticKeys(StrictModel):
     """Keys of a diagnostic besides its settings."""
 
@@ -181,7 +196,7 @@ class CallbackKeys(StrictModel):
     optional: Annotated[bool, key("if the callback fails, continue without it")] = False
 
 
-COMMON_KEYS: dict[str, type[StrictModel]] = {"model": ModelKeys}
+COMMON_KEYS: dict[str, type[StrictModel]] = {"data": DataKeys, "model": ModelKeys}
 """Keys of a section that every builder has."""
 
 
@@ -222,7 +237,8 @@ BUILDER_SECTIONS: dict[str, Registry[Any]] = {
 }
 """Sections of the form {name: ..., settings}: the registries of their builders."""
 LAYOUT_KEYS = (
-    *("run", "data.root", "checkpoint", "monitor", "diagnostics", "callbacks"),
+    *("run", "data.root", "data.local", "clients.placement"),
+    *("checkpoint", "monitor", "diagnostics", "callbacks"),
     *("comm.timeout", "comm.rendezvous_timeout", "evaluate.where"),
     *(f"topology.{key}" for key in ("server", "device", "state_memory", "data_memory", "oversubscribe")),
 )

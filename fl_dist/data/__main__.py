@@ -89,7 +89,7 @@ def describe(data: "Dataset") -> str:
 
 def _show(arguments: argparse.Namespace) -> None:
     from fl_dist.config.arguments import resolve_arguments
-    from fl_dist.federation.experiment import build_data
+    from fl_dist.federation.client_rows import build_data
     from fl_dist.plots.clients import draw
     from fl_dist.runs import clients_of
 

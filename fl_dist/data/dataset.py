@@ -1,7 +1,7 @@
 """What a data set is, and how its rows become model input."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ NUMERIC_INTEGERS = ("uint8", "int8", "int16")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test rows with their targets."""
+    """Training and test rows with their targets; a rank that has only one of both has no rows of the other."""
 
     x_train: Tensor
     """uint8 images [n, C, H, W], features of floating point, int8 or int16 samples, or int32 or int64 ids (tokens)."""
@@ -46,10 +46,12 @@ class Dataset:
                 if not isinstance(value := getattr(self, name), Tensor):
                     raise DataError(f"{name} of a data set is of type {type(value).__name__}, not a tensor")
             x, y = getattr(self, f"x_{split}"), getattr(self, f"y_{split}")
-            if not len(x) or len(x) != len(y):
+            if len(x) != len(y):
                 raise DataError(f"a data set needs one target per row; x_{split} has {len(x)} rows, y_{split} {len(y)}")
             if y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
                 object.__setattr__(self, f"y_{split}", y.long())  # the type of labels in torch
+        if not len(self.x_train) + len(self.x_test):
+            raise DataError("a data set needs rows, but x_train and x_test are empty")
         if self.x_train.shape[1:] != self.x_test.shape[1:] or row_kind(self.x_train) != row_kind(self.x_test):
             train, test = (f"{_dtype_name(x)} {list(x.shape[1:])}" for x in (self.x_train, self.x_test))
             raise DataError(f"a data set's rows of x_train are {train}, of x_test {test}; give both one type and shape")
@@ -72,7 +74,7 @@ class Dataset:
         """How many ids there are; 0 for numbers."""
         if self.is_numeric:
             return 0
-        return self.vocabulary or 1 + int(max(self.x_train.max(), self.x_test.max()))
+        return self.vocabulary or 1 + max(int(x.max()) for x in (self.x_train, self.x_test) if len(x))
 
     @property
     def is_numeric(self) -> bool:
@@ -86,7 +88,21 @@ def dataset_from_arrays(arrays: Mapping[str, np.ndarray], classes: int, **known:
     return Dataset(x_train, y_train, x_test, y_test, classes, client=arrays.get("client"), **known)
 
 
-datasets: Registry[Dataset] = Registry("data set", Dataset)
+datasets: Registry[Dataset] = Registry("data set", Dataset, supplied=("splits",))
+"""A builder may take `splits`: those of SPLITS that this rank needs; it gives no rows of the other."""
+
+
+def keep_splits(dataset: Dataset, splits: Collection[str]) -> Dataset:
+    """The data set without the rows of the other splits, which are freed."""
+    dropped = [f"{x}_{split}" for split in SPLITS if split not in splits for x in "xy"]
+    return replace(dataset, client=None, **{name: getattr(dataset, name)[:0].clone() for name in dropped})
+
+
+def fill_empty_splits(dataset: Dataset) -> Dataset:
+    """The data set with the same rows in both splits if one has none: for checks that need one row of each."""
+    pairs = [(split, other) for split, other in (SPLITS, SPLITS[::-1]) if not len(getattr(dataset, f"x_{split}"))]
+    rows = {f"{x}_{split}": getattr(dataset, f"{x}_{other}") for split, other in pairs for x in "xy"}
+    return replace(dataset, client=None, **rows) if rows else dataset
 
 
 def row_kind(x: Tensor | np.ndarray) -> str:

@@ -9,6 +9,7 @@ import os
 import struct
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,7 +30,6 @@ from fl_dist.data.dataset import (
     row_kind,
 )
 
-REQUIRED, OPTIONAL = ("x_train", "x_test"), ("y_train", "y_test", "client")
 MAX_LABEL = 2**20  # a label beyond it is an id or a hash, and would size the model's last layer
 MAX_ID = 2**31 - 1
 CHUNK_ROWS = 4096  # rows converted to float64 at a time
@@ -45,6 +45,7 @@ Channels = Annotated[list[float], Field(min_length=1)]
 
 @datasets.register
 def npz(
+    splits: Sequence[str] = SPLITS,
     *,
     path: Annotated[str, Field(min_length=1, description="the .npz file with x_train, y_train, x_test, y_test")],
     mean: Annotated[Channels | None, Field(description="subtracted from each channel (of x/255 for uint8)")] = None,
@@ -52,17 +53,34 @@ def npz(
     normalise: Annotated[
         Literal["auto"] | None, Field(description="auto: mean and std of the training rows, per channel")
     ] = None,
+    classes: Annotated[
+        int | None, Field(ge=1, le=MAX_LABEL + 1, description="number of classes; null: the largest label decides")
+    ] = None,
+    vocabulary: Annotated[
+        int | None, Field(ge=1, le=MAX_ID + 1, description="number of ids; null: the largest id decides")
+    ] = None,
 ) -> Dataset:
     """Arrays of the user's, and optionally the client of each training row."""
-    data = read_npz(expand_path(path))
+    data = _declare(read_npz(expand_path(path), splits), classes, vocabulary)
     if mean is None and std is None and normalise is None:
         return data
     if not data.is_numeric:
         raise DataError(f"data file {path}: x_train holds ids, which cannot be normalised; remove mean, std, normalise")
     if normalise == "auto" and (mean or std):
         raise DataError("data.normalise is auto, but data.mean or data.std is set too; remove one of them")
+    if normalise == "auto" and tuple(splits) != SPLITS:
+        raise DataError("data.normalise=auto needs the training rows of all clients; with data.local set mean and std")
     statistics = channel_statistics(data.x_train.numpy()) if normalise else (tuple(mean or ()), tuple(std or ()))
     return replace(data, mean=statistics[0], std=statistics[1])
+
+
+def _declare(data: Dataset, classes: int | None, vocabulary: int | None) -> Dataset:
+    """With these numbers of classes and ids; a file need not hold a row of each."""
+    if classes is not None and data.classes > classes:
+        raise DataError(f"data.classes is {classes}, but the data has a label {data.classes - 1}")
+    if vocabulary is not None and data.vocabulary_size > vocabulary:
+        raise DataError(f"data.vocabulary is {vocabulary}, but the data has ids up to {data.vocabulary_size - 1}")
+    return replace(data, classes=classes or data.classes, vocabulary=vocabulary or 0)
 
 
 def channel_statistics(x: np.ndarray) -> Statistics:
@@ -77,15 +95,18 @@ def channel_statistics(x: np.ndarray) -> Statistics:
     return tuple((mean / scale).tolist()), tuple((np.where(std > 0, std, scale) / scale).tolist())
 
 
-def read_npz(path: Path) -> Dataset:
-    """The data set in a .npz file; a DataError names the file and what is wrong."""
+def read_npz(path: Path, splits: Sequence[str] = SPLITS) -> Dataset:
+    """The data set in a .npz file, or only one split of it; a DataError names the file and what is wrong."""
     if not os.path.isfile(path):
         raise DataError(f"data file {shorten(path)} does not exist; set data.path to a .npz file")
     try:
-        arrays = _read_arrays(path)
-        for split in SPLITS:
+        arrays = _read_arrays(path, splits)
+        for split in splits:
             _check_rows(arrays, f"x_{split}")
             _check_targets(arrays, f"y_{split}", f"x_{split}")
+        for split in SPLITS:
+            for kind in "xy":
+                arrays.setdefault(f"{kind}_{split}", arrays[f"{kind}_{splits[0]}"][:0])
         _check_splits_match(arrays, "x")
         _check_splits_match(arrays, "y")
         if "client" in arrays:
@@ -95,12 +116,15 @@ def read_npz(path: Path) -> Dataset:
         raise DataError(f"data file {shorten(path)}: {e}") from None
 
 
-def _read_arrays(path: Path) -> Arrays:
+def _read_arrays(path: Path, splits: Sequence[str]) -> Arrays:
+    required, optional = [f"x_{split}" for split in splits], [f"y_{split}" for split in splits]
     try:
         with _open(path) as archive:
-            if missing := [name for name in REQUIRED if name not in archive.files]:
-                raise DataError(f"lacks {', '.join(missing)}; it needs x_train, y_train, x_test, y_test")
-            names = [name for name in (*REQUIRED, *OPTIONAL) if name in archive.files]
+            if missing := [name for name in required if name not in archive.files]:
+                needed = ", ".join(f"{kind}_{split}" for split in splits for kind in "xy")
+                raise DataError(f"lacks {', '.join(missing)}; it needs {needed}")
+            given = ["client"] if tuple(splits) == SPLITS else []
+            names = [name for name in (*required, *optional, *given) if name in archive.files]
             _check_size(archive, names)
             return {name: _read_array(archive, name) for name in names}
     except READ_ERRORS as e:
@@ -192,9 +216,8 @@ def _check_splits_match(arrays: Arrays, name: str) -> None:
 
 def _build(arrays: Arrays) -> Dataset:
     arrays = {name: np.ascontiguousarray(array, _stored_dtype(name, array)) for name, array in arrays.items()}
-    has_labels = class_labels(arrays["y_train"]) is not None
-    classes = 1 + int(max(arrays["y_train"].max(), arrays["y_test"].max())) if has_labels else 0
-    return dataset_from_arrays(arrays, classes)
+    targets = np.concatenate([arrays["y_train"], arrays["y_test"]])
+    return dataset_from_arrays(arrays, 0 if class_labels(targets) is None else 1 + int(targets.max()))
 
 
 def _stored_dtype(name: str, array: np.ndarray) -> type[np.generic] | np.dtype:

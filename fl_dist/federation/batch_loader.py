@@ -13,6 +13,7 @@ from fl_dist.data.dataset import to_device
 READER_THREADS = 2
 PREFETCH = 8
 """Batches that are read before they are asked for."""
+ALL = slice(None)
 
 
 class BatchLoader:
@@ -26,24 +27,24 @@ class BatchLoader:
         dtype: torch.dtype,
         max_bytes: float,
         image_format: torch.memory_format = torch.channels_last,
+        first: int = 0,
     ) -> None:
-        """`image_format`: of images as model input."""
-        self.device, self.dtype, self.image_format = device, dtype, image_format
+        """`image_format`: of images as model input; `first`: the number of the first row."""
+        self.device, self.dtype, self.image_format, self.first = device, dtype, image_format, first
         self.is_resident = x.nbytes <= max_bytes
         self.x = to_training_dtype(x, device, dtype) if self.is_resident else x
         self.y = to_training_dtype(y, device, dtype)
 
     def load(self, pieces: Iterable[Tensor]) -> Iterator[Batch]:
         """A batch for each piece of row numbers."""
-        for piece, x in self._select(pieces):
+        for piece, x in self._select(piece - self.first if self.first else piece for piece in pieces):
             yield x, self.y.index_select(0, piece)
 
-    def sequential_batches(self, size: int, first: int = 0, step: int = 1) -> Iterator[Batch]:
-        """Batches of `size` rows, in order: every `step`-th of them from `first` on."""
-        own = slice(first, None, step)
+    def sequential_batches(self, size: int, pieces: slice = ALL) -> Iterator[Batch]:
+        """These of the batches of `size` rows, in order."""
         if self.is_resident:
-            return zip(self.x.split(size)[own], self.y.split(size)[own], strict=True)
-        return self.load(torch.arange(len(self.x)).split(size)[own])
+            return zip(self.x.split(size)[pieces], self.y.split(size)[pieces], strict=True)
+        return self.load(torch.arange(len(self.x)).split(size)[pieces])
 
     def _select(self, pieces: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         if self.is_resident:

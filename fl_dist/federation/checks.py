@@ -13,7 +13,8 @@ from fl_dist.common.registry import BuilderError
 from fl_dist.config import Config
 from fl_dist.data import Dataset, normalise
 from fl_dist.distributed import hardware_errors
-from fl_dist.federation.client_data import DTYPES, ClientData
+from fl_dist.federation.batch_loader import to_training_dtype
+from fl_dist.federation.client_data import DTYPES, IMAGE_FORMATS
 from fl_dist.federation.flat_model import FlatModel
 from fl_dist.models import ModelInterface, second_order
 from fl_dist.tasks import Task, check_task
@@ -44,13 +45,13 @@ def check_data(config: Config, task: Task, dataset: Dataset, algorithm: Algorith
 
 
 @torch.no_grad()
-def check_model(
-    config: Config, task: Task, dataset: Dataset, model: FlatModel, samples: ClientData, interface: ModelInterface
-) -> None:
+def check_model(config: Config, task: Task, dataset: Dataset, model: FlatModel, interface: ModelInterface) -> None:
     """Two rows through the model: raise unless it can take them and gives what the task wants."""
     model.module.eval()
-    x = normalise(dataset.x_test[:2].to(model.vector.device), dataset, samples.dtype, samples.image_format)
-    x, y = task.batch(x, samples.data.y[:2][: len(x)])
+    device, local = model.vector.device, config.local
+    dtype = DTYPES[local.precision]
+    x = normalise(dataset.x_test[:2].to(device), dataset, dtype, IMAGE_FORMATS[local.memory_format])
+    x, y = task.batch(x, to_training_dtype(dataset.y_test[:2], device, dtype))
     name, rows = config.model["name"], f"rows of shape {list(x.shape[1:])}"
     ids = "" if dataset.is_numeric else " of ids, for which it needs an embedding"
     # Kernels that can be differentiated once may hide values that are not finite.

@@ -12,8 +12,9 @@ from fl_dist.algorithms.core import Batch
 from fl_dist.common.hook_contract import HookContractError, describe_value
 from fl_dist.common.randomness import torch_generator
 from fl_dist.config import Local
-from fl_dist.data import Dataset, normalise
+from fl_dist.data import normalise
 from fl_dist.federation.batch_loader import BatchLoader
+from fl_dist.federation.client_rows import ClientRows
 from fl_dist.tasks import Task
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "tf32": torch.float32, "bf16": torch.float32}
@@ -23,26 +24,28 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
 class ClientData:
-    """The training data, and the rows of each client."""
+    """The training data, and the rows of each client; batches can be had of the clients whose rows are here."""
 
     def __init__(
         self,
-        dataset: Dataset,
+        client_rows: ClientRows,
         task: Task,
-        rows: list[np.ndarray],
         augment: Augment,
         local: Local,
         device: torch.device,
         max_bytes: float = math.inf,
-        validation: list[np.ndarray] | None = None,
     ):
-        """`rows`: those that each client trains on; `validation`: those that it holds out, if it does."""
+        dataset = client_rows.dataset
         self.dataset, self.task, self.augment, self.local = dataset, task, augment, local
         self.dtype = DTYPES[local.precision]
         self.image_format = IMAGE_FORMATS[local.memory_format]
-        self.data = BatchLoader(dataset.x_train, dataset.y_train, device, self.dtype, max_bytes, self.image_format)
-        self.rows, self.validation = _to_tensors(rows), _to_tensors(validation or [])
-        self._counts = list(map(len, rows))
+        self.data = BatchLoader(
+            dataset.x_train, dataset.y_train, device, self.dtype, max_bytes, self.image_format, client_rows.first
+        )
+        """The training rows that this rank holds."""
+        self.rows, self.validation = _to_tensors(client_rows.training), _to_tensors(client_rows.validation)
+        """Numbers of the rows that each client trains on, and of those that it holds out."""
+        self._counts = list(map(len, self.rows))
         self.validated_clients = [client for client, own in enumerate(self.validation) if len(own)]
         """Those that hold rows out."""
 
@@ -92,8 +95,8 @@ class ClientData:
         return self._load_plain(self.rows[client].split(self.batch_size(client)))
 
     def example_batch(self, size: int) -> Batch:
-        """A batch of this size, of the first row only."""
-        return next(self._load_plain([torch.zeros(size, dtype=torch.int64)]))
+        """A batch of this size, of the first row that this rank holds."""
+        return next(self._load_plain([torch.full((size,), self.data.first, dtype=torch.int64)]))
 
     def _load_plain(self, pieces: Iterable[Tensor]) -> Iterator[Batch]:
         for x, y in self.data.load(pieces):

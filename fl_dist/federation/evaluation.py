@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation.batch_loader import BatchLoader
 from fl_dist.federation.exact_sums import ExactSums, bits_table, mean_of_words
 from fl_dist.federation.experiment import Experiment
+from fl_dist.federation.measurement_share import MeasurementShare, Where
 from fl_dist.tasks import Task
 
 
@@ -34,21 +35,23 @@ class Evaluator:
     """Evaluates a model, by this rank alone or by all; borrows the experiment's `eval_model`."""
 
     def __init__(self, experiment: Experiment, group: ProcessGroup) -> None:
-        self.experiment, self.group = experiment, group
+        self.experiment, self.group, self.share = experiment, group, MeasurementShare(experiment, group)
         self._names: list[str] = []
         """What the task measures, as all ranks agreed."""
 
     def evaluate_alone(self, x: Tensor, buffers: Tensor, done: int) -> Measured:
         """Of the model after `done` rounds."""
         with self._activity(done):  # includes reading from the device, which may hang
-            metrics = self.experiment.task.metrics(self._measure(x, buffers, 0, 1).means())
-            return Measured(metrics, self._client_metrics(0, 1).view(torch.float64).tolist())
+            metrics = self._measure_alone(x, buffers)
+            clients = self._client_metrics(range(len(self.experiment.client_data.validated_clients)))
+            return Measured(metrics, clients.view(torch.float64).tolist())
 
     def together(self, x: Tensor, buffers: Tensor, done: int) -> Measured:
         """The same by all ranks, each for its share of the same batches and clients; rank 0 has the numbers."""
         with self._activity(done):
-            sums = self._measure(x, buffers, self.group.rank, self.group.size)
-            clients = self._client_metrics(self.group.rank, self.group.size).to(self.group.device)
+            sums = self._measure(x, buffers, self.share.test_pieces)
+            own_clients = self.share.clients(self.experiment.client_data.validated_clients)
+            clients = self._client_metrics(own_clients).to(self.group.device)
             synchronizer(self.group.device)()  # before all ranks wait for each other
         names = self._agree_on_names(sums.names)
         words = sums.table(names)
@@ -58,21 +61,24 @@ class Evaluator:
         if self.group.rank:
             return Measured({}, [])
         *known, (others, *_) = words.cpu()
-        if others:
-            return self.evaluate_alone(x, buffers, done)
         means = {name: mean_of_words(row) for name, row in zip(names, known, strict=True)}
-        return Measured(self.experiment.task.metrics(means), clients.cpu().view(torch.float64).tolist())
+        metrics = self._measure_alone(x, buffers) if others else self.experiment.task.metrics(means)
+        return Measured(metrics, clients.cpu().view(torch.float64).tolist())
 
     def _activity(self, done: int) -> AbstractContextManager[None]:
         return self.group.failure_detector.activity(f"the evaluation of round {done}")
 
-    def _measure(self, x: Tensor, buffers: Tensor, first: int, step: int) -> ExactSums:
+    def _measure_alone(self, x: Tensor, buffers: Tensor) -> dict[str, float]:
+        return self.experiment.task.metrics(self._measure(x, buffers, slice(None)).means())
+
+    def _measure(self, x: Tensor, buffers: Tensor, pieces: slice) -> ExactSums:
+        """What the task measures on these pieces of the test rows."""
         experiment, model = self.experiment, self.experiment.eval_model
         model.bind(x)
         model.buffers.write(buffers)
         if model.module.training:
             model.module.eval()
-        batches = experiment.test.sequential_batches(experiment.config.evaluate.batch_size, first, step)
+        batches = experiment.test.sequential_batches(experiment.config.evaluate.batch_size, pieces)
         return self._measure_batches(experiment.test, batches)
 
     def _measure_batches(self, rows: BatchLoader, batches: Iterable[Batch]) -> ExactSums:
@@ -80,15 +86,15 @@ class Evaluator:
         module, precision = experiment.eval_model.module, experiment.config.local.precision
         return _measure_batches(module, experiment.task, experiment.dataset, rows, batches, precision, self._progress)
 
-    def _client_metrics(self, first: int, step: int) -> Tensor:
-        """A table of bits with the metric of every `step`-th client from `first` on, by the model just measured."""
+    def _client_metrics(self, positions: Iterable[int]) -> Tensor:
+        """A table of bits with the metric of these of the clients with validation rows, by the model just measured."""
         experiment, data, task = self.experiment, self.experiment.client_data, self.experiment.task
         numbers = []
-        for place in range(first, len(data.validated_clients), step):
-            client = data.validated_clients[place]
+        for position in positions:
+            client = data.validated_clients[position]
             batches = data.validation_batches(client, experiment.config.evaluate.batch_size)
             sums = self._measure_batches(data.data, batches)
-            numbers.append((place, task.metrics(sums.means())[task.primary_metric.name]))
+            numbers.append((position, task.metrics(sums.means())[task.primary_metric.name]))
         return bits_table(len(data.validated_clients), numbers)
 
     def _progress(self) -> None:
@@ -108,7 +114,7 @@ class Evaluator:
 class EvaluationPlacement:
     """Who evaluates the next model: rank 0 alone, or all ranks. By measured seconds; no result depends on it."""
 
-    def __init__(self, where: Literal["auto", "server", "workers"], ranks: int) -> None:
+    def __init__(self, where: Where, ranks: int) -> None:
         self.where, self.ranks = where, ranks
         self._alone: float | None = None
         self._together: float | None = None

@@ -3,7 +3,6 @@
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,16 +11,18 @@ from fl_dist.algorithms import build
 from fl_dist.algorithms.core import Round, Vars
 from fl_dist.common.randomness import seed_global, torch_seed
 from fl_dist.config import Config, read_schedule
-from fl_dist.data import Dataset, datasets
 from fl_dist.data.augmentation import augmentations
-from fl_dist.data.partition import hold_out, partition_rows
+from fl_dist.data.dataset import fill_empty_splits
 from fl_dist.distributed.memory import max_row_bytes
+from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation import sampling
 from fl_dist.federation.batch_loader import BatchLoader
 from fl_dist.federation.checks import check_data, check_model
 from fl_dist.federation.client_data import DTYPES, ClientData
+from fl_dist.federation.client_rows import ClientRows, build_data, divide_rows
 from fl_dist.federation.client_state import StateTemplate
 from fl_dist.federation.flat_model import FlatModel
+from fl_dist.federation.local_rows import gather_local_rows
 from fl_dist.models import ModelInterface, build_model
 from fl_dist.tasks import Task, tasks
 
@@ -32,28 +33,24 @@ UPDATE, BUFFERS = "update", "buffers"
 class Experiment:
     """A configuration made real: data, clients, model and algorithm, the same on every rank."""
 
-    def __init__(self, config: Config, device: torch.device, ranks_on_node: int = 1) -> None:
+    def __init__(self, config: Config, device: torch.device, group: ProcessGroup | None = None) -> None:
+        """Without a group, this process holds the rows of all clients."""
         self.config, self.device = config, device
         self.schedule = read_schedule(config)
         self.max_cohort = sampling.max_cohort_size(config.clients, self.schedule)
         self._cohort: dict[int, list[int]] = {}
         self.algorithm = build(config.algorithm)
         self.diagnostics = diagnostics.build_diagnostics(config.diagnostics)
-        self.task, self.dataset = build_task(config), build_data(config)
-        check_data(config, self.task, self.dataset, self.algorithm)
+        self.task = build_task(config)
+        self.client_rows, self.model_interface = self._load_rows(group)
+        self.dataset = self.client_rows.dataset
         augment = augmentations.build(config.augment["name"], _settings(config.augment))
-        rows, validation = build_clients(config, self.dataset)
-        self._max_row_bytes = max_row_bytes(config.topology, device, ranks_on_node)
-        self.client_data = ClientData(
-            self.dataset, self.task, rows, augment, config.local, device, self._max_row_bytes, validation
-        )
-        self.model_interface = ModelInterface(
-            self.dataset.shape, self.task.outputs(self.dataset), self.dataset.vocabulary_size
-        )
+        self._max_row_bytes = max_row_bytes(config.topology, device, 1 if group is None else group.ranks_on_node)
+        self.client_data = ClientData(self.client_rows, self.task, augment, config.local, device, self._max_row_bytes)
         self.model = FlatModel(self._build_module(self.config.model))
         self.eval_model = self._build_eval_model()
         """The same network for teachers and evaluation; it has no vector of its own."""
-        check_model(config, self.task, self.dataset, self.eval_model, self.client_data, self.model_interface)
+        check_model(config, self.task, fill_empty_splits(self.dataset), self.eval_model, self.model_interface)
         self.initial = self.model.vector.to("cpu", copy=True)
         """The model before the first round, in host memory."""
         self.initial_buffers = self.model.buffers.read(self.model.buffers.new())
@@ -67,6 +64,16 @@ class Experiment:
         counts = [len(rows) for rows in self.client_data.rows]
         self.max_samples = max(counts)
         self.min_weight = min(counts) / self.max_samples if config.server.weighting == "samples" else 1.0
+
+    def _load_rows(self, group: ProcessGroup | None) -> tuple[ClientRows, ModelInterface]:
+        """The rows, checked; of a data set that all ranks read, those that this rank does not hold are freed."""
+        data = build_data(self.config, group)
+        checked = fill_empty_splits(data)
+        check_data(self.config, self.task, checked, self.algorithm)
+        interface = ModelInterface(checked.shape, self.task.outputs(checked), checked.vocabulary_size)
+        if self.config.data["local"] and group is not None:
+            return gather_local_rows(self.config, data, interface, group), interface
+        return divide_rows(self.config, data, group), interface
 
     @cached_property
     def _first(self) -> Tensor:
@@ -162,17 +169,6 @@ class Experiment:
 
 def build_task(config: Config) -> Task:
     return tasks.build(config.task["name"], _settings(config.task))
-
-
-def build_data(config: Config) -> Dataset:
-    return datasets.build(config.data["name"], _settings(config.data))
-
-
-def build_clients(config: Config, data: Dataset) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The training rows and the validation rows of each client."""
-    name, settings = config.partition["name"], _settings(config.partition)
-    rows = partition_rows(name, settings, data.y_train.numpy(), config.clients.total, config.seed, data.client)
-    return hold_out(rows, config.clients.validation, len(data.y_train), config.seed)
 
 
 def _settings(section: dict[str, Any]) -> dict[str, Any]:

@@ -1,22 +1,19 @@
 """An experiment in words, facts and hashes: for logs and readers, and to compare ranks and attempts."""
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fl_dist.common.formatting import pluralize
+from fl_dist.common.hashing import hash_tensors
 from fl_dist.common.imports import hash_sources
 from fl_dist.config import user_import_paths
-from fl_dist.data import class_labels
 from fl_dist.federation.experiment import Experiment
 from fl_dist.models import describe_pretrained
 from fl_dist.storage.run_folder import CODE
 
-MAX_HASHED_BYTES = 1 << 30
 MAX_CLASS_COUNTS = 200_000
 """Clients times classes up to which a run folder holds the class counts of each client."""
 
@@ -38,13 +35,14 @@ class DataFacts:
 def describe(experiment: Experiment) -> list[str]:
     """What the run is made of, in a few lines."""
     config, data, rows = experiment.config, experiment.dataset, experiment.client_data.rows
-    labels = class_labels(data.y_train.numpy())
-    classes = "" if labels is None else f" and {_range([len(np.unique(labels[r.numpy()])) for r in rows])} classes"
+    counts = experiment.client_rows.class_counts()
+    classes = "" if counts is None else f" and {_range([int(np.count_nonzero(own)) for own in counts])} classes"
     rows_held_out = sum(len(own) for own in experiment.client_data.validation)
+    here = " on this rank" if experiment.client_rows.workers is not None else ""
     held_out = f", and {rows_held_out:,} validation rows in all" if rows_held_out else ""
     return [
         f"task {config.task['name']}",
-        f"data {config.data['name']}: {len(data.x_train):,} training and {len(data.x_test):,} test rows of "
+        f"data {config.data['name']}{here}: {len(data.x_train):,} training and {len(data.x_test):,} test rows of "
         f"{'x'.join(map(str, data.shape))}" + (f", {data.classes} classes" if data.classes else ""),
         f"{pluralize(len(rows), 'client')} by {config.partition['name']}: {_range([len(r) for r in rows])} rows"
         f"{classes} each{held_out}",
@@ -71,11 +69,10 @@ def describe_size(experiment: Experiment) -> str:
 
 def client_class_counts(experiment: Experiment) -> dict[str, Any]:
     """Rows of each client, and of each class, unless that is a long list."""
-    rows, labels = experiment.client_data.rows, class_labels(experiment.dataset.y_train.numpy())
-    sizes, classes = [len(r) for r in rows], experiment.dataset.classes
-    if labels is None or len(rows) * classes > MAX_CLASS_COUNTS:
+    sizes, counts = [len(rows) for rows in experiment.client_data.rows], experiment.client_rows.class_counts()
+    if counts is None or len(sizes) * experiment.dataset.classes > MAX_CLASS_COUNTS:
         return {"sizes": sizes, "classes": None}
-    return {"sizes": sizes, "classes": [np.bincount(labels[r.numpy()], minlength=classes).tolist() for r in rows]}
+    return {"sizes": sizes, "classes": [own.tolist() for own in counts]}
 
 
 def data_facts(experiment: Experiment) -> DataFacts:
@@ -87,28 +84,14 @@ def data_facts(experiment: Experiment) -> DataFacts:
 
 def content_hashes(experiment: Experiment) -> dict[str, str]:
     """Hashes of what the run is made of beyond its configuration: files may change behind their names."""
-    data, frozen, rows = experiment.dataset, experiment.model.frozen, experiment.client_data.rows
+    frozen = experiment.model.frozen
     contents = {
-        "data": [data.x_train, data.y_train, data.x_test, data.y_test],
-        "partition": [torch.cat(rows), torch.tensor([len(r) for r in rows])],
         "model": [experiment.initial, experiment.initial_buffers, *(frozen[name] for name in sorted(frozen))],
         "schedule": [torch.tensor(cohort) for cohort in experiment.schedule or []],
     }
-    hashes = {name: hash_tensors(tensors) for name, tensors in contents.items()}
+    hashes = experiment.client_rows.hashes() | {name: hash_tensors(tensors) for name, tensors in contents.items()}
     user_code = user_import_paths(experiment.config)
     return hashes | ({CODE: hash_sources(user_code)} if user_code else {})
-
-
-def hash_tensors(tensors: list[Tensor]) -> str:
-    """SHA-256 of the tensors' shapes and bytes; of a very large tensor, of rows spread evenly over it."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        step = max(1, -(-tensor.nbytes // MAX_HASHED_BYTES))
-        digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
-        if tensor.numel():
-            rows = tensor.reshape(tensor.shape[0] if tensor.dim() else 1, -1)
-            digest.update(rows[::step].cpu().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _range(values: list[int]) -> str:

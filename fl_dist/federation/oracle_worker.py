@@ -25,6 +25,7 @@ from fl_dist.federation.exact_sums import bits_table
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.fixed_point import FixedPoint, FixedPointSum, ScratchBuffers
 from fl_dist.federation.loss_derivatives import count_correct, derivatives, measure, sharpness
+from fl_dist.federation.measurement_share import MeasurementShare
 from fl_dist.federation.trajectory_recorder import RecordedVectors
 
 MAX_ENTRY = 2.0**30
@@ -48,7 +49,7 @@ class OracleWorker:
     def __init__(self, experiment: Experiment, group: ProcessGroup, states: ClientStateStore) -> None:
         self.experiment, self.group, self.states = experiment, group, states
         self.model = experiment.eval_model
-        self.channel = CommandChannel(group.collectives)
+        self.channel, self.share = CommandChannel(group.collectives), MeasurementShare(experiment, group)
         self.fetched: dict[str, Tensor] | None = None
         """On rank 0, the client's variables that were asked for last."""
         self._subsets: dict[int, Tensor] = {}
@@ -56,8 +57,8 @@ class OracleWorker:
             Action.LOSS: self._loss,
             Action.GRADIENT: lambda command: self._sum(self._derivatives(command)),
             Action.HESSIAN_VECTOR_PRODUCT: lambda command: self._sum(self._derivatives(command, self.points[1])),
-            Action.CLIENT_METRICS: lambda _: self._client_metrics(self.experiment.client_data.rows),
-            Action.CLIENT_VALIDATION_METRICS: lambda _: self._client_metrics(self._validation_rows),
+            Action.CLIENT_METRICS: lambda _: self._training_metrics(),
+            Action.CLIENT_VALIDATION_METRICS: lambda _: self._validation_metrics(),
             Action.CLASS_ACCURACY: self._class_accuracy,
             Action.LOCAL_MEAN: lambda command: self._sum_local(command, self._recorded),
             Action.LOCAL_VECTOR: lambda command: self._sum_local(command, {command.client} & self._recorded.keys()),
@@ -122,19 +123,26 @@ class OracleWorker:
     def all_rows(self) -> Tensor:
         return torch.cat(self.experiment.client_data.rows)
 
-    def batches(
-        self, rows: Tensor, first: int = 0, step: int = 1, loader: BatchLoader | None = None
-    ) -> Iterator[Batch]:
-        """The rows in pieces of `evaluate.batch_size`, every `step`-th of them from `first` on."""
-        experiment, loader = self.experiment, loader or self.experiment.client_data.data
-        for x, y in loader.load(rows.split(experiment.config.evaluate.batch_size)[first::step]):
+    def batches(self, rows: Tensor) -> Iterator[Batch]:
+        """Training rows that this rank holds, in pieces of `evaluate.batch_size`."""
+        return self._load(rows.split(self._batch_size), self.experiment.client_data.data)
+
+    def _own_batches(self, selection: int) -> Iterator[Batch]:
+        """This rank's share of the rows, in pieces of the same size."""
+        rows = self.rows(selection)
+        if selection == TEST_ROWS:
+            return self._load(rows.split(self._batch_size)[self.share.test_pieces], self.experiment.test)
+        return self._load(self.share.training_pieces(rows, self._batch_size), self.experiment.client_data.data)
+
+    def _load(self, pieces: Sequence[Tensor], loader: BatchLoader) -> Iterator[Batch]:
+        experiment = self.experiment
+        for x, y in loader.load(pieces):
             self.group.failure_detector.progress()
             yield experiment.task.batch(normalise(x, experiment.dataset, loader.dtype, loader.image_format), y)
 
-    def _own_batches(self, selection: int) -> Iterator[Batch]:
-        """This rank's share of the pieces."""
-        loader = self.experiment.test if selection == TEST_ROWS else None
-        return self.batches(self.rows(selection), self.group.rank, self.group.size, loader)
+    @property
+    def _batch_size(self) -> int:
+        return self.experiment.config.evaluate.batch_size
 
     def _loss(self, command: Command) -> Tensor:
         return measure(self.model, self.experiment.task, self._own_batches(command.rows)).table(["loss"])[0]
@@ -146,14 +154,18 @@ class OracleWorker:
         experiment = self.experiment
         return count_correct(self.model, experiment.task, self._own_batches(command.rows), experiment.dataset.classes)
 
-    @property
-    def _validation_rows(self) -> list[Tensor]:
+    def _training_metrics(self) -> Tensor:
         data = self.experiment.client_data
-        return [data.validation[client] for client in data.validated_clients]
+        return self._client_metrics(range(len(data.rows)), data.rows)
 
-    def _client_metrics(self, rows: Sequence[Tensor]) -> Tensor:
-        own = range(self.group.rank, len(rows), self.group.size)
-        return bits_table(len(rows), ((place, self._client_metric(rows[place])) for place in own))
+    def _validation_metrics(self) -> Tensor:
+        data = self.experiment.client_data
+        return self._client_metrics(data.validated_clients, data.validation)
+
+    def _client_metrics(self, clients: Sequence[int], rows: Sequence[Tensor]) -> Tensor:
+        """The metric of each of these clients on its `rows`."""
+        own = self.share.clients(clients)
+        return bits_table(len(clients), ((place, self._client_metric(rows[clients[place]])) for place in own))
 
     def _client_metric(self, rows: Tensor) -> float:
         task = self.experiment.task

@@ -102,6 +102,8 @@ def train_client(
         raise ConfigError(
             f"there is no client {client} to be trained: the last one is {experiment.config.clients.total - 1}"
         )
+    if experiment.client_rows.workers is not None:
+        raise ConfigError(f"client {client} cannot be trained on rank 0: its rows are only on its worker")
     s, r = algorithm.server_init(server.vars.x), experiment.round(index, 1, client)
     known = {name for part in algorithm.parts for name in part.server if _has_part(experiment.algorithm, part)}
     vars(s).update({name: v for name, v in vars(server.vars).items() if name in known})

@@ -61,6 +61,9 @@ class Server:
 
     def assign(self, cohort: list[int], homes: dict[int, int]) -> dict[int, int]:
         """Which worker trains which client, in the cohort's order."""
+        fixed = self.experiment.client_rows.workers
+        if fixed is not None:
+            return {client: fixed[client] for client in cohort}
         costs = {client: self.experiment.costs[client] for client in cohort}
         placed = assign_clients(costs, self._workers, self.speeds.relative(), homes)
         return {client: placed[client] for client in cohort}

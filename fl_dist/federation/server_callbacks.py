@@ -99,7 +99,7 @@ class Evaluation(ServerCallback):
     def __init__(self, experiment: Experiment, server: Server, evaluator: Evaluator, ranks: int) -> None:
         self._config, self._server, self._evaluator = experiment.config, server, evaluator
         self._best_is = experiment.task.primary_metric.best
-        self._placement = EvaluationPlacement(self._config.evaluate.where, ranks)
+        self._placement = EvaluationPlacement(evaluator.share.evaluator(self._config.evaluate.where), ranks)
 
     def on_command(self, command: Command, upcoming: NextRound) -> Command:
         pending = upcoming.pending

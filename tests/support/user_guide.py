@@ -18,6 +18,7 @@ GUIDE = (TUTORIALS / "model.md", TUTORIALS / "data.md", TUTORIALS / "method.md")
 CALLBACKS = (TUTORIALS / "callback.md",)
 NEW_ALGORITHM = (TUTORIALS / "algorithm.md",)
 PYTHON = (ROOT / "docs" / "how-to" / "python.md",)
+PROCESS_PER_CLIENT = (ROOT / "docs" / "how-to" / "process-per-client.md",)
 
 
 def guide_snippets(language: str, guide: Sequence[Path] = GUIDE) -> list[Snippet]:
@@ -26,7 +27,7 @@ def guide_snippets(language: str, guide: Sequence[Path] = GUIDE) -> list[Snippet
 
 def needs_user_files(snippet: Snippet) -> bool:
     """Whether the block needs files of the reader; these documents have their own tests."""
-    return snippet.document in (*GUIDE, *CALLBACKS, *NEW_ALGORITHM, *PYTHON)
+    return snippet.document in (*GUIDE, *CALLBACKS, *NEW_ALGORITHM, *PYTHON, *PROCESS_PER_CLIENT)
 
 
 def snippet_file_name(snippet: Snippet) -> str | None:
