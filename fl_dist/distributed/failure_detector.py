@@ -58,7 +58,7 @@ class FailureDetector:
         self._watches_ranks = self._is_disarmed = False
         self._round: tuple[int, dict[int, int]] = 0, {}
         self._server = "rank 0"
-        # Set by the heartbeat thread.
+        # Set by the other threads.
         self._last_answer = self._broken_since = 0.0
         self.failure: Failure | None = None
         """Why the job ends, as this rank knows it."""
@@ -83,11 +83,6 @@ class FailureDetector:
         self._thread.start()
         self._store_watcher.start()
 
-    def watch_ranks(self) -> None:
-        """From now on a rank without heartbeats is lost: every rank has sent its first."""
-        self._server = self._describe_rank(0)
-        self._watches_ranks = True
-
     def stop(self) -> None:
         """Rank 0, which holds the store, waits until the others have left it."""
         self._stopped.set()
@@ -95,7 +90,8 @@ class FailureDetector:
         self._store_watcher.join()
         self._exit_functions.close()
         if self.rank == 0:
-            _call_for(DIAGNOSIS_TIMEOUT_SECONDS, self._wait_for_departures)
+            with contextlib.suppress(RuntimeError):
+                self._wait_for_departures(DIAGNOSIS_TIMEOUT_SECONDS)
 
     def begin_round(self, index: int, assignment: dict[int, int]) -> None:
         """Which rank trains which clients, for the message about a lost rank."""
@@ -130,9 +126,12 @@ class FailureDetector:
 
     @contextlib.contextmanager
     def connecting(self, seconds: float) -> Iterator[None]:
-        """Within it the ranks connect, and wait for each other, for so long at most."""
+        """Within it the ranks, of which every one is there, connect, for so long at most. From here on one without
+        heartbeats is lost."""
         limit = Limit(seconds, "comm.rendezvous_timeout")
         with self.activity("connecting to the other ranks", limit), self._broken_connections():
+            self._server = self._describe_rank(0)
+            self._watches_ranks = True
             yield
 
     @contextlib.contextmanager
@@ -168,7 +167,7 @@ class FailureDetector:
                 self._look(monitor)
                 self._last_answer = time.monotonic()
                 if self._stopped.wait(HEARTBEAT_INTERVAL_SECONDS):
-                    self._send_heartbeat()
+                    self.send_heartbeat()
                     return
                 if clock.was_suspended():  # not stuck
                     self._last_progress = time.monotonic()
@@ -178,7 +177,7 @@ class FailureDetector:
     def _look(self, monitor: HeartbeatMonitor) -> None:
         if self._connection_error:
             self.store.compare_set("connection error", self._connection_error)
-        self._send_heartbeat()
+        self.send_heartbeat()
         if self.failure is None and (failure := self._read_failure() or self._detect(monitor)) is not None:
             self._end(failure)
 
@@ -208,7 +207,7 @@ class FailureDetector:
             return Failure(f"all ranks have been waiting for each other for {min(waits):.0f} s: the network hangs")
         return None
 
-    def _send_heartbeat(self) -> None:
+    def send_heartbeat(self) -> None:
         with self._sending:
             self.store.set(f"heartbeat/{self.rank}", self._heartbeat())
 
@@ -254,20 +253,22 @@ class FailureDetector:
     def _depart(self, code: int) -> int:
         """Before this process ends after a failure. Whoever interrupts a run does not want to wait for it."""
         if self.failure is None or 0 not in self.failure.ranks:
-            _call_for(1.0 if code == EXIT_REQUEUE else DIAGNOSIS_TIMEOUT_SECONDS, self._say_goodbye)
+            seconds = 1.0 if code == EXIT_REQUEUE else DIAGNOSIS_TIMEOUT_SECONDS
+            _call_for(seconds, lambda: self._say_goodbye(seconds))
         return code
 
-    def _say_goodbye(self) -> None:
+    def _say_goodbye(self, seconds: float) -> None:
         """Rank 0 has printed why the job ends and needs to stay until the others know; they wait for that line, because
         a launcher may kill rank 0 when the first rank has left."""
         self._stopped.set()
-        self._send_heartbeat()
-        self._wait_for_departures()
+        self.send_heartbeat()
+        self._wait_for_departures(seconds)
 
-    def _wait_for_departures(self) -> None:
-        lost = () if self.failure is None else self.failure.ranks
+    def _wait_for_departures(self, seconds: float) -> None:
+        deadline, lost = time.monotonic() + seconds, () if self.failure is None else self.failure.ranks
         awaited = [rank for rank in (range(1, self.size) if self.rank == 0 else [0]) if rank not in lost]
-        while any(self.store.get(f"heartbeat/{rank}") not in (None, FINAL_HEARTBEAT) for rank in awaited):
+        keys = [f"heartbeat/{rank}" for rank in awaited]
+        while any(self.store.get(key) not in (None, FINAL_HEARTBEAT) for key in keys) and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def _read_failure(self) -> Failure | None:

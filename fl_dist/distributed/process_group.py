@@ -103,11 +103,11 @@ class ProcessGroup:
     def _rendezvous(self, wait: RendezvousWait) -> None:
         """Wait until every rank is there: torch's own wait for one that never comes cannot report or be ended."""
         with self.failure_detector.waiting():
+            self.failure_detector.send_heartbeat()  # whoever is there has a heartbeat
             self.store.set(f"slot/{self.rank}", json.dumps(device_slot(hostname(), self.device)))
             self.store.set(f"host/{self.rank}", hostname())
             while not self._is_complete():
                 wait.sleep(self._missing_ranks)
-            self.failure_detector.watch_ranks()
 
     def _is_complete(self) -> bool:
         """Rank 0 looks for all ranks and tells the others."""

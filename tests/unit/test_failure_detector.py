@@ -72,7 +72,7 @@ class TestTwoRanks:
         )
         monkeypatch.setattr(failure_detector, "exit_rank", lambda code: self.exit(detectors, code))
         for each in detectors:
-            each._send_heartbeat()
+            each.send_heartbeat()
         wait_for(
             lambda: store.check(["heartbeat/0", "heartbeat/1"]), "the first heartbeats"
         )  # the store does not confirm writes
@@ -92,7 +92,8 @@ class TestTwoRanks:
     def start(self, *detectors: FailureDetector) -> None:
         for each in detectors:
             each.start()
-            each.watch_ranks()
+            with each.connecting(1e6):
+                pass
 
     def wait_for_exit(self, detector: FailureDetector) -> str:
         wait_for(lambda: detector.rank in self.exits, "the exit")
@@ -210,8 +211,8 @@ class TestTwoRanks:
             assert "all ranks have been waiting for each other" in self.wait_for_exit(pair[1])
 
     def test_ranks_that_cannot_connect_are_stuck(self, pair: tuple[FailureDetector, FailureDetector]) -> None:
+        self.start(*pair)
         with pair[1].connecting(0.3):
-            self.start(*pair)
             message = "is stuck: no progress for 0.3 s (comm.rendezvous_timeout) in connecting to the other ranks"
             assert message in self.wait_for_exit(pair[0])
 
