@@ -88,9 +88,9 @@ class Node:
                 os.kill(pid, signal.SIGKILL)
 
     def _first_failure(self) -> float | None:
-        """When the first rank recorded that it failed."""
-        ends = ("0", str(EXIT_REQUEUE))
-        return min((f.stat().st_mtime for f in self.path.glob("*.code") if f.read_text() not in ends), default=None)
+        """When the first rank recorded that it failed; each rank finds a bad configuration by itself."""
+        others = {str(code) for code in (0, EXIT_BAD_CONFIG, EXIT_REQUEUE)}
+        return min((f.stat().st_mtime for f in self.path.glob("*.code") if f.read_text() not in others), default=None)
 
     def _pids(self) -> dict[str, int]:
         pids = {}

@@ -79,14 +79,14 @@ class Task:
     def _leave(
         self, environment: JobEnvironment, requeue: Callable[[], None], error: FirstErrorHandler, code: int
     ) -> int:
-        """What a failing rank, which does not return, leaves to submitit: the job in the queue, or the error."""
+        """What a rank of a failing job, which does not return, leaves to submitit: a queued job, or a result."""
         if self.launcher_pid is not None:
             _record_exit(environment.global_rank, code)
         if code == EXIT_REQUEUE:
             requeue()
             return 0
         with utils.temporary_save_path(environment.paths.result_pickle) as path:
-            utils.cloudpickle_dump(("error", f"{error.message}"), path)
+            utils.cloudpickle_dump(("error", str(error.message)) if code else ("success", None), path)
         return code
 
     @property

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.marks import timing
-from tests.support.processes import NO_WANDB, ROOT, environment, run, run_ranks, start_process
+from tests.support.processes import NO_WANDB, ROOT, environment, run, run_ranks, start_process, torchrun
 from tests.support.waiting import TIMEOUT_SECONDS, Hold, wait_for
 
 pytestmark = timing
@@ -44,6 +44,11 @@ class Interrupts(Model):
         raise KeyboardInterrupt
 
 
+class Raises(Model):
+    def fail(self) -> None:
+        raise ValueError("it does not like it")
+
+
 class Leaves(Model):
     def fail(self) -> None:
         os._exit(0)
@@ -67,6 +72,20 @@ def test_an_interrupt_raised_by_user_code_is_an_error_of_its_rank(tmp_path: Path
     (error,) = [line for output in outputs for line in output.splitlines() if line.startswith("error: ")]
     assert re.match(r"error: rank 1 on \S+ failed: .*something raised KeyboardInterrupt \(test_user_code_ends", error)
     assert "Traceback" not in "".join(outputs)
+
+
+def test_a_failed_rank_does_not_return_to_the_script_that_runs_it(tmp_path: Path) -> None:
+    """Its process group is of no use any more, and would keep the interpreter from ending."""
+    keys = {"model": f"{THIS}:Raises", "rounds": 3, "clients": {"total": 4, "per_round": 4}}
+    (tmp_path / "script.py").write_text(
+        f"import fl_dist\nfl_dist.run({keys}, run={{'dir': {str(tmp_path / 'run')!r}}}, monitor={{'wandb': "
+        "{'mode': 'disabled'}})\nprint('returned')\n"
+    )
+    command = [*torchrun(2), str(tmp_path / "script.py")]
+    code, output = run(command, env=environment(FAILING_RANK="1"), cwd=ROOT)
+    assert code == 1
+    assert re.search(r"^error: rank 1 on \S+ failed: .*it does not like it", output, re.MULTILINE), output
+    assert "returned" not in output
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
