@@ -12,7 +12,6 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fl_dist.common import terminal
 from fl_dist.common.errors import ConfigError, user_code_cause
 from fl_dist.common.files import append_lines
 from fl_dist.common.formatting import suggest
@@ -24,7 +23,7 @@ from fl_dist.diagnostics import build_diagnostics, diagnostics
 from fl_dist.distributed.process_group import ProcessGroup, connect
 from fl_dist.distributed.rank_info import RankInfo, find_rank
 from fl_dist.distributed.signals import ExitOnSignal
-from fl_dist.execute import error_line, exit_code, needs_traceback, terminal_handler, torch_settings
+from fl_dist.execute import end_failed_run, error_line, exit_code, needs_traceback, terminal_handler, torch_settings
 from fl_dist.federation.client_rows import check_workers
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.experiment_description import content_hashes
@@ -60,9 +59,7 @@ def diagnose_command(arguments: argparse.Namespace) -> int:
             if plot_file and not surfaces.draw(results, plot_file):
                 raise ConfigError(f"no measurement is a picture; add {' or '.join(PLOTTABLE)} for {plot_file}")
     except Exception as e:
-        if is_rank0:
-            terminal.print_error(error_line(e), e if arguments.traceback or _shows_traceback(e) else None)
-        return exit_code(e)
+        return end_failed_run(e, rank_info, exit_code(e), arguments.traceback or _shows_traceback(e))
     return 0
 
 
@@ -146,8 +143,7 @@ def _diagnose(path: Path, config: Config, rank_info: RankInfo | None) -> list[Me
         except Exception as e:
             group.fail(error_line(e), exit_code(e))
             raise
-        finally:
-            group.close()
+        group.close()
     for entry in results:
         entry["settings"] = config.diagnostics[entry["label"]]
     if results:

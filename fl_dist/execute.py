@@ -20,12 +20,13 @@ from fl_dist.callbacks.console import STARTING, Warnings, write_line
 from fl_dist.common.errors import ConfigError, FlDistError, describe_error, error_location, error_message
 from fl_dist.common.files import append_lines, write_atomically
 from fl_dist.common.formatting import pluralize
-from fl_dist.common.terminal import terminal_width, wrap_fields
+from fl_dist.common.terminal import print_error, terminal_width, wrap_fields
 from fl_dist.config import Config
 from fl_dist.distributed import hardware_errors
 from fl_dist.distributed.devices import describe_device_problems, device_name
 from fl_dist.distributed.failures import RankLostError, is_transient
 from fl_dist.distributed.process_group import ProcessGroup, connect, hostname
+from fl_dist.distributed.rank_exit import exit_rank
 from fl_dist.distributed.rank_info import RankInfo
 from fl_dist.distributed.signals import StopRequest
 from fl_dist.distributed.tf32 import check_tf32_support, use_tf32
@@ -73,19 +74,19 @@ def execute(config: Config, folder: RunFolder, rank_info: RankInfo | None, stop:
             _record_attempt(experiment, group, folder, start)
         finished = train(experiment, group, folder, start, stop, callbacks)
         log.info("finished" if finished else "interrupted")
+        stop.disarm()
+        group.close()
         return finished
-    except (Exception, SystemExit) as caught:
-        e = caught if isinstance(caught, Exception) else _exit_error(caught)
+    except (Exception, SystemExit, KeyboardInterrupt) as caught:
+        e = caught if isinstance(caught, Exception) else exit_error(caught)
         if has_log and needs_traceback(e):
             e.add_note(f"the traceback is in {folder.logs / f'rank{group.rank if group else 0}.log'}")
         log_error(e)
-        if group is not None and not isinstance(e, RankLostError):
+        if group is not None:
             group.fail(error_line(e), exit_code(e), is_transient(e))
         raise e from e.__cause__
     finally:
         stop.disarm()
-        if group is not None:
-            group.close()
         folder.release()
         for handler in handlers:
             package_log.removeHandler(handler)
@@ -93,11 +94,21 @@ def execute(config: Config, folder: RunFolder, rank_info: RankInfo | None, stop:
                 handler.close()
 
 
-def _exit_error(caught: SystemExit) -> Exception:
-    """User code that calls sys.exit must not end a run as if it had finished."""
-    error = RuntimeError(f"something called sys.exit({caught.code!r}){error_location(caught)}")
+def exit_error(caught: SystemExit | KeyboardInterrupt) -> Exception:
+    """User code that calls sys.exit must not end a run as if it had finished. A signal raises neither in a run."""
+    what = f"called sys.exit({caught.code!r})" if isinstance(caught, SystemExit) else "raised KeyboardInterrupt"
+    error = RuntimeError(f"something {what}{error_location(caught)}")
     error.__cause__ = caught
     return error
+
+
+def end_failed_run(error: Exception, rank_info: RankInfo | None, code: int, with_traceback: bool = False) -> int:
+    """Rank 0 prints the error. A rank of a job leaves at once; one process alone returns the exit code."""
+    if rank_info is None or rank_info.rank == 0:
+        print_error(error_line(error), error if with_traceback else None)
+    if rank_info is not None:
+        exit_rank(code)
+    return code
 
 
 @contextlib.contextmanager

@@ -14,7 +14,16 @@ from fl_dist.distributed import bf16
 from fl_dist.distributed.memory import keep_freed_memory
 from fl_dist.distributed.rank_info import RankInfo, find_rank
 from fl_dist.distributed.signals import EXIT_REQUEUE, StopRequest, end_with_parent
-from fl_dist.execute import error_line, execute, exit_code, log_error, needs_traceback, torch_settings
+from fl_dist.execute import (
+    end_failed_run,
+    error_line,
+    execute,
+    exit_code,
+    exit_error,
+    log_error,
+    needs_traceback,
+    torch_settings,
+)
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.experiment_description import describe
 from fl_dist.metrics.file import MetricsLostError
@@ -35,18 +44,17 @@ def run_command(arguments: argparse.Namespace) -> int:
         bf16.ensure_bf16_works(config)
         if arguments.check:
             return _check(config) if is_rank0 else 0
-    except SystemExit as e:
+    except (SystemExit, KeyboardInterrupt) as e:
         if not error_location(e):  # a signal before anything began
             raise
-        terminal.print_error(
-            f"something called sys.exit({e.code!r}){error_location(e)}", e if arguments.traceback else None
-        )
+        terminal.print_error(exit_error(e), e if arguments.traceback else None)
         return 2
     except Exception as e:
         log_error(e)
         if is_rank0:
             # There is no log yet that could hold the traceback.
-            _print_error(e, arguments.traceback or (needs_traceback(e) and not isinstance(e, ValueError | OSError)))
+            shows_traceback = arguments.traceback or (needs_traceback(e) and not isinstance(e, ValueError | OSError))
+            terminal.print_error(error_line(e), e if shows_traceback else None)
         return 2
     return _run(config, folder, rank_info, arguments.traceback)
 
@@ -66,15 +74,10 @@ def _check(config: Config) -> int:
 
 def _run(config: Config, folder: RunFolder, rank_info: RankInfo | None, traceback: bool) -> int:
     keep_freed_memory()
-    with torch_settings(config), StopRequest(config.checkpoint.grace) as stop:
+    with torch_settings(config), StopRequest(config.checkpoint.grace, restores_handlers=False) as stop:
         try:
             return 0 if execute(config, folder, rank_info, stop) else EXIT_REQUEUE
         except Exception as e:
-            if rank_info is None or rank_info.rank == 0:
-                _print_error(e, traceback)
-            is_resumable = stop.was_requested and not isinstance(e, CheckpointFailedError | MetricsLostError)
-            return EXIT_REQUEUE if is_resumable and exit_code(e) == 1 else exit_code(e)
-
-
-def _print_error(error: Exception, with_traceback: bool) -> None:
-    terminal.print_error(error_line(error), error if with_traceback else None)
+            is_unsaved = isinstance(e, CheckpointFailedError | MetricsLostError)
+            code = exit_code(e) if is_unsaved else stop.exit_code(exit_code(e))
+            return end_failed_run(e, rank_info, code, traceback)

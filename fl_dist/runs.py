@@ -28,7 +28,7 @@ from fl_dist.data import Dataset, class_labels
 from fl_dist.distributed import bf16
 from fl_dist.distributed.rank_info import find_rank
 from fl_dist.distributed.signals import StopRequest
-from fl_dist.execute import execute, torch_settings
+from fl_dist.execute import end_failed_run, execute, exit_code, torch_settings
 from fl_dist.federation.batch_loader import BatchLoader
 from fl_dist.federation.client_data import DTYPES, IMAGE_FORMATS
 from fl_dist.federation.client_rows import build_clients, build_data
@@ -56,7 +56,8 @@ def run(config: str | Path | Mapping[str, Any] | None = None, *, quiet: bool = F
     An unfinished run in the same folder is resumed; a finished or different one is an error. Without `run.dir`, the
     folder is `runs/<file>-<overrides>`. Ctrl-C ends the run after the current round; it is then returned unfinished.
     Log levels, search path, environment, signals, random numbers and settings of torch are restored, also after a
-    failure. Errors of the program derive from `fl_dist.common.errors.FlDistError`.
+    failure. Errors of the program derive from `fl_dist.common.errors.FlDistError`. A rank of a job that fails does not
+    return: rank 0 prints the error, and the process ends.
     """
     with _preserve_process_state():
         validated = _load_config(config, overrides)
@@ -64,7 +65,13 @@ def run(config: str | Path | Mapping[str, Any] | None = None, *, quiet: bool = F
         bf16.ensure_bf16_works(validated)
         output = contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext()
         with output, torch_settings(validated), StopRequest(validated.checkpoint.grace) as stop:
-            execute(validated, folder, find_rank(), stop)
+            rank_info = find_rank()
+            try:
+                execute(validated, folder, rank_info, stop)
+            except Exception as e:
+                if rank_info is not None:
+                    end_failed_run(e, rank_info, stop.exit_code(exit_code(e)), with_traceback=True)
+                raise
     return Run(folder.path)
 
 

@@ -24,6 +24,7 @@ from launch.node import CHILD_LAUNCHER, EXIT_BAD_CONFIG, Node, create_node
 
 SIGNAL_EXIT_BASE = 128
 """torchrun's exit code is this plus the number of the signal that ended it."""
+STRAGGLER_CHECK_SECONDS = 1.0
 TERMINATION_MARGIN_SECONDS = 10.0
 """Time beyond checkpoint.grace in which ranks whose torchrun is gone must end."""
 
@@ -50,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(describe_placement(arguments.ranks, gpus, arguments.nodes), flush=True)
     _set_environment(config.topology.threads)
     with create_node() as node:
-        has_failed = _run_torchrun(_torchrun_arguments(arguments, node, command), node, config.checkpoint.grace)
+        torchrun_arguments, has_server = _torchrun_arguments(arguments, node, command), arguments.node_rank == 0
+        has_failed = _run_torchrun(torchrun_arguments, node, has_server, config.checkpoint.grace)
         return node.exit_code(has_failed, folder.is_finished(config.rounds))
 
 
@@ -115,18 +117,23 @@ def _rendezvous_arguments(arguments: argparse.Namespace, node: Node) -> list[str
     return endpoint + ([f"--local-addr={arguments.local_addr}"] if arguments.local_addr else [])
 
 
-def _run_torchrun(arguments: list[str], node: Node, grace_seconds: float) -> bool:
-    """Run torchrun to its end; True if it failed. Its ranks do not outlive it."""
+def _run_torchrun(arguments: list[str], node: Node, has_server: bool, grace_seconds: float) -> bool:
+    """Run torchrun to its end; True if it failed. Its ranks do not outlive it. `has_server`: rank 0 is on this node."""
     # A fork has torch imported already, and the terminal's Ctrl-C does not reach a process group of its own.
     process = multiprocessing.get_context("fork").Process(target=_torchrun, args=(arguments, node, os.getpid()))
     process.start()
-    process.join()
+    while process.is_alive():
+        process.join(STRAGGLER_CHECK_SECONDS)
+        node.kill_stragglers()
     code = process.exitcode or 0
     number = -code if code < 0 else code - SIGNAL_EXIT_BASE
     if number > 0:
         if not node.is_stopping:
             terminal.print_error(f"torchrun was ended by {_signal_name(number)}; start the same command to resume")
         node.terminate(grace_seconds + TERMINATION_MARGIN_SECONDS)
+    elif has_server and node.has_left_silently(0):
+        terminal.print_error("rank 0 ended without an error, as after os._exit; start the same command to resume")
+        return True
     return code != 0
 
 
@@ -153,6 +160,7 @@ def _torchrun(arguments: list[str], node: Node, launcher_pid: int) -> None:
         if failure.exitcode < 0 and not node.has_exit_code(failure.local_rank):
             name = _signal_name(-failure.exitcode)
             terminal.print_error(f"rank {rank} was ended by {name}; start the same command to resume")
+            node.record_exit(failure.local_rank, 1, is_fatal=False)
         sys.exit(1)
 
 

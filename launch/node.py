@@ -17,6 +17,8 @@ NODE_FOLDER = "FL_DIST_NODE"
 CHILD_LAUNCHER = "FL_DIST_CHILD_LAUNCHER"
 """Environment variable of a launcher that another launcher started, and that ends with it."""
 EXIT_BAD_CONFIG = 2
+STRAGGLER_SECONDS = 5.0
+"""How long other ranks may take to notice that one has failed; they need less than one."""
 
 
 class Node:
@@ -47,6 +49,10 @@ class Node:
         """Whether the rank is done; only its interpreter may still be shutting down."""
         return (self.path / f"{rank}.code").exists()
 
+    def has_left_silently(self, rank: int) -> bool:
+        """Whether it has ended without recording an exit code."""
+        return str(rank) in self._pids() and not self.has_exit_code(rank) and not self.is_rank_alive(rank)
+
     def is_rank_alive(self, rank: int) -> bool:
         """Whether the rank's process exists, even if SIGSTOP suspended it."""
         return is_process_alive(self._pids().get(str(rank), 0))
@@ -69,6 +75,22 @@ class Node:
         while any(map(is_process_alive, self._pids().values())) and time.monotonic() < deadline:
             time.sleep(0.05)
         self._send_signal(signal.SIGKILL)
+
+    def kill_stragglers(self) -> None:
+        """Kill ranks that still run some time after another has failed: their code may hold the interpreter lock."""
+        failed = self._first_failure()
+        if failed is None or time.time() < failed + STRAGGLER_SECONDS:
+            return
+        for rank, pid in self._pids().items():
+            was_there = (self.path / f"{rank}.pid").stat().st_mtime < failed  # it is no rank of the next attempt
+            if was_there and not self.has_exit_code(rank) and is_process_alive(pid):
+                self.record_exit(int(rank), 1, is_fatal=False)
+                os.kill(pid, signal.SIGKILL)
+
+    def _first_failure(self) -> float | None:
+        """When the first rank recorded that it failed; each rank finds a bad configuration by itself."""
+        others = {str(code) for code in (0, EXIT_BAD_CONFIG, EXIT_REQUEUE)}
+        return min((f.stat().st_mtime for f in self.path.glob("*.code") if f.read_text() not in others), default=None)
 
     def _pids(self) -> dict[str, int]:
         pids = {}
@@ -95,7 +117,7 @@ def create_node() -> Iterator[Node]:
         node = Node(Path(folder))
         os.environ[NODE_FOLDER] = folder
         try:
-            with handle_signals(node.stop):
+            with handle_signals(node.stop, is_stopping=lambda: node.is_stopping):
                 yield node
         finally:
             del os.environ[NODE_FOLDER]
@@ -109,13 +131,15 @@ def find_node() -> Node:
 def handle_signals(
     handler: Callable[[int, FrameType | None], object] | signal.Handlers,
     numbers: Sequence[signal.Signals] = HANDLED_SIGNALS,
+    is_stopping: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
+    """A program that `is_stopping` ends after the context; a repeated signal then does not change its exit code."""
     previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
         for number, previous_handler in previous.items():
-            signal.signal(number, previous_handler)
+            signal.signal(number, signal.SIG_IGN if is_stopping() else previous_handler)
 
 
 def is_process_alive(pid: int) -> bool:

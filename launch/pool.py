@@ -59,7 +59,7 @@ class Pool:
 def run_locally(runs: Sequence[SweepRun], ranks: int, max_parallel: int) -> int:
     """Exit code: 1 if a run failed, 75 if a signal ended the rest, 0 if all finished."""
     pool = Pool(ranks)
-    with handle_signals(pool.stop):
+    with handle_signals(pool.stop, is_stopping=lambda: pool.is_stopping):
         with ThreadPoolExecutor(max_parallel) as threads, _progress_bar(runs) as bar:
             futures = [threads.submit(pool.run, run) for run in runs]
             while wait(futures, PROGRESS_INTERVAL_SECONDS).not_done:

@@ -7,11 +7,13 @@ reported an error of its own must not be restarted: its code goes to the file, a
 import os
 import signal
 import sys
+from functools import partial
 from types import FrameType
 
 from fl_dist.common import terminal
+from fl_dist.distributed.rank_exit import call_before_exit
 from fl_dist.distributed.signals import EXIT_REQUEUE, HANDLED_SIGNALS, end_with_parent
-from launch.node import EXIT_BAD_CONFIG, FirstErrorHandler, find_node
+from launch.node import EXIT_BAD_CONFIG, FirstErrorHandler, Node, find_node
 
 NO_RESTART_CODES = (0, EXIT_BAD_CONFIG, EXIT_REQUEUE)
 
@@ -40,7 +42,14 @@ def run_rank() -> int:
     end_with_parent()
     node.register(rank)
     with FirstErrorHandler() as error:
-        code = EXIT_REQUEUE if node.is_stopping else run_main(sys.argv[1:])
+        finish = partial(_finish, node, rank, error)
+        with call_before_exit(finish):  # a rank of a job that fails does not return
+            code = EXIT_REQUEUE if node.is_stopping else run_main(sys.argv[1:])
+    return finish(code)
+
+
+def _finish(node: Node, rank: int, error: FirstErrorHandler, code: int) -> int:
+    """Record the exit code of main; the returned one is for torchrun."""
     # The launcher reports a rank that has ended; a suspended server is reported by nobody but rank 1.
     if os.environ["RANK"] == os.environ["LOCAL_RANK"] == "1" and 0 in error.lost_ranks and node.is_rank_alive(0):
         terminal.print_error(f"{error.message}; start the same command to resume")

@@ -1,17 +1,23 @@
 """What submitit starts: one rank of a run, which goes back to the queue when it is interrupted."""
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from submitit import JobEnvironment
+from submitit.core import utils
 from submitit.helpers import DelayedSubmission
 
 from fl_dist.common import terminal
 from fl_dist.common.errors import FlDistError
+from fl_dist.distributed.rank_exit import call_before_exit
 from fl_dist.distributed.rank_info import rendezvous_port
 from fl_dist.distributed.signals import EXIT_REQUEUE, end_with_parent
 from fl_dist.storage.run_folder import RunFolder
@@ -45,11 +51,14 @@ class Task:
             return
         os.environ.update(rank_variables(environment))
         end_with_parent()
-        with FirstErrorHandler() as error:
+        requeue = partial(_requeue, environment, signal.getsignal(JobEnvironment._usr_sig()))
+        with FirstErrorHandler() as error, call_before_exit(partial(self._leave, environment, requeue, error)):
             code = self._run() if self.launcher_pid is None else self._run_locally(self.launcher_pid, rank)
         # Only rank 0 knows that the model is written; a signal that missed it may have reached another rank.
         if code == EXIT_REQUEUE or (code == 0 and rank == 0 and not self._is_finished):
-            _requeue(environment)
+            requeue()
+            # No exception and no failure code for srun to act on: rank 0 may still be requeueing.
+            sys.exit(0)
         elif code:
             _raise_failure(rank, error.message or f"the run ended with exit code {code}")
 
@@ -64,7 +73,20 @@ class Task:
         node.register(rank)
         threading.Thread(target=_stop_with_launcher, args=(launcher_pid, node), daemon=True).start()
         code = EXIT_REQUEUE if node.is_stopping else run_main(self.arguments)
-        node.record_exit(rank, code, is_fatal=code not in (0, EXIT_REQUEUE))
+        _record_exit(rank, code)
+        return code
+
+    def _leave(
+        self, environment: JobEnvironment, requeue: Callable[[], None], error: FirstErrorHandler, code: int
+    ) -> int:
+        """What a rank of a failing job, which does not return, leaves to submitit: a queued job, or a result."""
+        if self.launcher_pid is not None:
+            _record_exit(environment.global_rank, code)
+        if code == EXIT_REQUEUE:
+            requeue()
+            return 0
+        with utils.temporary_save_path(environment.paths.result_pickle) as path:
+            utils.cloudpickle_dump(("error", str(error.message)) if code else ("success", None), path)
         return code
 
     @property
@@ -89,12 +111,15 @@ def rank_variables(environment: JobEnvironment) -> dict[str, str]:
     }
 
 
-def _requeue(environment: JobEnvironment) -> None:
-    """The run is saved: rank 0 sends itself the signal on which submitit requeues the job."""
+def _requeue(environment: JobEnvironment, handler: Any) -> None:
+    """The run is saved: rank 0 calls submitit's handler of the signal on which it requeues the job."""
     if environment.global_rank == 0 and environment.cluster == "slurm" and is_job_running(environment.raw_job_id):
-        signal.raise_signal(JobEnvironment._usr_sig())
-    # No exception and no failure code for srun to act on: rank 0 may still be requeueing.
-    sys.exit(0)
+        with contextlib.suppress(SystemExit):
+            handler(JobEnvironment._usr_sig(), None)
+
+
+def _record_exit(rank: int, code: int) -> None:
+    find_node().record_exit(rank, code, is_fatal=code not in (0, EXIT_REQUEUE))
 
 
 def _stop_with_launcher(launcher_pid: int, node: Node) -> None:

@@ -34,9 +34,11 @@ def write_atomically(path: str | Path, data: bytes, durable: bool = True) -> Non
             if durable:
                 os.fsync(descriptor)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as e:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if isinstance(e, OSError):  # that of a full disk names no file
+            e.filename = os.fspath(path)
         raise
     if durable:
         sync_folder(folder or os.curdir)

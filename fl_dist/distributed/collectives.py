@@ -71,7 +71,6 @@ class DistributedCollectives:
             return
         pause = MIN_POLL_SECONDS
         while not work.is_completed():
-            self._failure_detector.progress()
             time.sleep(pause)
             pause = min(2 * pause, MAX_POLL_SECONDS)
         work.wait()

@@ -1,6 +1,7 @@
 """Why a job ends, as all ranks are told."""
 
 import errno
+import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,15 +12,11 @@ TRANSIENT_ERRNOS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, 
 
 
 class RankLostError(FlDistError, RuntimeError):
-    """The job cannot continue. The message names the rank that failed, the code is its exit code."""
+    """The ranks of the job did not find each other. The message names those that are missing."""
 
     def __init__(self, message: str, code: int = 1, ranks: Sequence[int] = (), is_transient: bool = True) -> None:
         super().__init__(message)
         self.code, self.ranks, self.is_transient = code, ranks, is_transient
-
-
-class ConnectionLostError(FlDistError, RuntimeError):
-    """Another rank cannot be reached; the failure detector finds out why."""
 
 
 class Failure(NamedTuple):
@@ -31,8 +28,10 @@ class Failure(NamedTuple):
     ranks: tuple[int, ...] = ()
     """The lost ranks, if any."""
 
-    def to_error(self) -> RankLostError:
-        return RankLostError(self.message, self.code, self.ranks, self.is_transient)
+    @classmethod
+    def parse(cls, text: str) -> "Failure":
+        message, code, is_transient, ranks = json.loads(text)
+        return cls(message, code, is_transient, tuple(ranks))
 
 
 def is_transient(error: Exception) -> bool:

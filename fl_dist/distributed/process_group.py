@@ -14,25 +14,26 @@ import torch.distributed as dist
 
 from fl_dist.config import Communication, Topology
 from fl_dist.config.schema import MAX_SECONDS
-from fl_dist.distributed import fault_injection, hardware_errors, sockets
+from fl_dist.distributed import fault_injection, hardware_errors
 from fl_dist.distributed.collectives import Collectives, DistributedCollectives, LocalCollectives
 from fl_dist.distributed.devices import DeviceSlot, check_device_slots, device_slot, pick_device
-from fl_dist.distributed.failure_detector import (
-    DIAGNOSIS_TIMEOUT_SECONDS,
-    EXIT_TIMEOUT_SECONDS,
-    HEARTBEAT_TIMEOUT_SECONDS,
-    FailureDetector,
-)
-from fl_dist.distributed.failures import ConnectionLostError, Failure, RankLostError
+from fl_dist.distributed.failure_detector import FailureDetector
+from fl_dist.distributed.failures import Failure, RankLostError
 from fl_dist.distributed.key_value_store import KeyValueStore
 from fl_dist.distributed.rank_info import RankInfo
 from fl_dist.distributed.rendezvous import RendezvousWait, connect_store, new_store_connection
-from fl_dist.distributed.signals import EXIT_REQUEUE, StopRequest
+from fl_dist.distributed.signals import StopRequest
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=MAX_SECONDS)
 """No collective times out: heartbeats decide who is lost."""
-NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
-"""torch's watchdog would end the process at an error, before this program can say why; torchrun asks for that."""
+NCCL_ENVIRONMENT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
+}
+"""Switches torch's watchdog and its monitor off: they would end the process before this program can say why."""
 REPORT_TIMEOUT_SECONDS = 10.0
 """How long a rank without a usable device tries to tell the others."""
 SINGLE_PROCESS = RankInfo(0, 1, 0, 1, "127.0.0.1", 0)
@@ -50,6 +51,7 @@ class ProcessGroup:
         rank_info: RankInfo = SINGLE_PROCESS,
         store: KeyValueStore | None = None,
         timeout: float = math.inf,
+        stop: StopRequest | None = None,
     ) -> None:
         """Without a store it is a group of one process; with one, `connect` completes it."""
         self.rank, self.size, self.device = rank_info.rank, rank_info.size, device
@@ -61,10 +63,9 @@ class ProcessGroup:
         self._is_distributed, self._uses_nccl = store is not None, "nccl" in backend
         self.device_slots = [device_slot(hostname(), device)]
         """Of each rank, once they are connected."""
-        self._connections = sockets.GroupConnections(rank_info.port)
         self.store = store or KeyValueStore(dist.HashStore())
         self.failure_detector = FailureDetector(
-            self.store, self.rank, self.size, timeout, self._connections.shut_down, self._abort
+            self.store, self.rank, self.size, timeout, stop or StopRequest(math.inf)
         )
         self.store.waiting = self.failure_detector.waiting
         self.collectives: Collectives = LocalCollectives()
@@ -78,68 +79,48 @@ class ProcessGroup:
         return [self.store.get(f"host/{rank}") or "unknown" for rank in range(self.size)]
 
     def fail(self, message: str, code: int, is_transient: bool = False) -> None:
-        """Tell the other ranks why this one ends, and whether a restart may help; then disconnect."""
-        if not self._is_distributed:
-            return
-        with contextlib.suppress(Exception):
-            self.store.set_timeout(DIAGNOSIS_TIMEOUT_SECONDS)
-            self.failure_detector.report(
-                Failure(f"rank {self.rank} on {hostname()} failed: {message}", code, is_transient)
-            )
-            self._abort()
-            # Whoever interrupts a run that has not begun does not want to wait for it.
-            seconds = 1.0 if code == EXIT_REQUEUE else DIAGNOSIS_TIMEOUT_SECONDS
-            self.failure_detector.wait_for_acknowledgements(seconds)
+        """Tell the other ranks why this one is about to leave, and whether a restart may help."""
+        if self._is_distributed:
+            reason = f"rank {self.rank} on {hostname()} failed: {message}"
+            self.failure_detector.report(Failure(reason, code, is_transient))
 
     def close(self) -> None:
-        if not self._is_distributed:
-            return
-        if self.rank == 0:
-            with contextlib.suppress(RuntimeError):
-                self.failure_detector.wait_for_acknowledgements(DIAGNOSIS_TIMEOUT_SECONDS)
-        self.failure_detector.stop()
-        if self.failure_detector.failure is not None:
-            self._abort()
-        elif dist.is_initialized():
-            dist.destroy_process_group()
+        """At the end of a run that has not failed."""
+        if self._is_distributed:
+            if self.failure_detector.failure is None:  # NCCL waits for all ranks here, and heartbeats continue
+                dist.destroy_process_group()
+            self.failure_detector.stop()
 
     def connect(self, wait: RendezvousWait, prefix: str) -> None:
         """Wait for all ranks, compare their devices, connect them."""
-        self.store.set_timeout(HEARTBEAT_TIMEOUT_SECONDS)
-        self._rendezvous(wait)
+        self.failure_detector.start()
         try:
+            self._rendezvous(wait)
             self.device_slots = self._read_device_slots()
             check_device_slots(self.device_slots, self._topology.oversubscribe)
-            shut_down = self._connections.shut_down
-            with self.failure_detector.waiting(), sockets.call_after(wait.timeout, shut_down), self._connections:
+            with self.failure_detector.connecting(wait.timeout):
                 self._connect_backend(wait, prefix)
+        except RankLostError as e:
+            self.fail(str(e), e.code, e.is_transient)
+            raise
         except Exception as e:
-            if not isinstance(e, RankLostError):
-                self.fail(hardware_errors.describe_hardware_error(e) or str(e), 1)
-            self.close()
+            self.fail(hardware_errors.describe_hardware_error(e) or str(e), 1)
             raise
 
     def _rendezvous(self, wait: RendezvousWait) -> None:
         """Wait until every rank is there: torch's own wait for one that never comes cannot report or be ended."""
-        self.failure_detector.send_heartbeat()  # whoever is there has a heartbeat
-        self.store.set(f"slot/{self.rank}", json.dumps(self.device_slots[0]))
-        self.store.set(f"host/{self.rank}", hostname())
-        while not self._is_complete():
-            try:
-                with self.failure_detector.waiting():
-                    wait.sleep(self._missing_ranks)
-            except RankLostError as e:
-                self.fail(str(e), e.code, e.is_transient)
-                raise
+        with self.failure_detector.waiting():
+            self.failure_detector.send_heartbeat()  # whoever is there has a heartbeat
+            self.store.set(f"slot/{self.rank}", json.dumps(self.device_slots[0]))
+            self.store.set(f"host/{self.rank}", hostname())
+            while not self._is_complete():
+                wait.sleep(self._missing_ranks)
 
     def _is_complete(self) -> bool:
         """Rank 0 looks for all ranks and tells the others."""
-        with self.failure_detector.waiting():
-            if self.store.get("failure") is not None:
-                raise ConnectionLostError("a rank failed before all ranks were there")
-            if self.rank == 0 and not self._missing_ranks():
-                self.store.set("complete", "1")
-            return self.store.get("complete") is not None
+        if self.rank == 0 and not self._missing_ranks():
+            self.store.set("complete", "1")
+        return self.store.get("complete") is not None
 
     def _missing_ranks(self) -> list[int]:
         return [rank for rank in range(self.size) if self.store.get(f"host/{rank}") is None]
@@ -151,8 +132,6 @@ class ProcessGroup:
 
     def _connect_backend(self, wait: RendezvousWait, prefix: str) -> None:
         """The failure detector watches meanwhile, over its own connection to the store."""
-        self.failure_detector.is_connecting = True
-        self.failure_detector.start()
         fault_injection.point("connect")
         store = dist.PrefixStore(prefix, new_store_connection(wait.rank_info, wait.timeout))
         # With its device given, NCCL connects here and not in the first round.
@@ -160,18 +139,6 @@ class ProcessGroup:
         dist.init_process_group(self._backend, None, COLLECTIVE_TIMEOUT, self.size, self.rank, store, device_id=device)
         for kind in {torch.device("cpu"), self.device}:  # the first collective connects
             dist.all_reduce(torch.zeros(1, device=kind))
-        self.failure_detector.is_connecting = False
-
-    def _abort(self) -> None:
-        """Close this rank's connections, so that its peers notice too."""
-        with contextlib.suppress(Exception):
-            self._connections.shut_down()
-            if self._uses_nccl:
-                # Destroying waits for kernels that may never end; aborting should not, but may hang all the same.
-                with sockets.call_after(EXIT_TIMEOUT_SECONDS, self.failure_detector.exit_process):
-                    dist.distributed_c10d._abort_process_group()
-            else:
-                dist.destroy_process_group()
 
 
 def connect(
@@ -188,7 +155,7 @@ def connect(
         raise
     wait = RendezvousWait(rank_info, communication.rendezvous_timeout, stop)
     store = connect_store(rank_info, wait).with_prefix(prefix)
-    group = ProcessGroup(topology, device, backend, rank_info, store, communication.timeout)
+    group = ProcessGroup(topology, device, backend, rank_info, store, communication.timeout, stop)
     group.connect(wait, f"{prefix}/group")
     return group
 
@@ -208,7 +175,9 @@ def _report_device_failure(
     wait = RendezvousWait(rank_info, REPORT_TIMEOUT_SECONDS, stop, message)
     with contextlib.suppress(Exception):
         store = connect_store(rank_info, wait).with_prefix(prefix)
-        ProcessGroup(topology, torch.device("cpu"), rank_info=rank_info, store=store).fail(message, 1)
+        group = ProcessGroup(topology, torch.device("cpu"), rank_info=rank_info, store=store, stop=stop)
+        group.failure_detector.start()  # rank 0, which holds the store, stays until the others know
+        group.fail(message, 1)
 
 
 def single_process_group(topology: Topology) -> ProcessGroup:

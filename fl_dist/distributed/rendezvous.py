@@ -2,15 +2,15 @@
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
-from functools import partial
 
 import torch.distributed as dist
 
 from fl_dist.common.terminal import print_error, print_progress
-from fl_dist.distributed import sockets
 from fl_dist.distributed.failures import RankLostError
 from fl_dist.distributed.key_value_store import KeyValueStore
 from fl_dist.distributed.rank_info import RankInfo
@@ -18,8 +18,6 @@ from fl_dist.distributed.signals import EXIT_REQUEUE, StopRequest
 
 REPORT_INTERVAL_SECONDS = 10.0
 """Between two lines about missing ranks."""
-CONNECT_TIMEOUT_SECONDS = 5.0
-"""How long rank 0 may take to answer a rank that connects, before that rank tries again."""
 
 
 class RendezvousWait:
@@ -65,7 +63,7 @@ _stores: dict[RankInfo, KeyValueStore] = {}
 def connect_store(rank_info: RankInfo, wait: RendezvousWait) -> KeyValueStore:
     """The store of the job; one process may run several configurations in turn over it."""
     if rank_info not in _stores:
-        _stores[rank_info] = KeyValueStore(_open_store(rank_info, wait), rank_info.port)
+        _stores[rank_info] = KeyValueStore(_open_store(rank_info, wait))
     return _stores[rank_info]
 
 
@@ -91,12 +89,27 @@ def _open_store(rank_info: RankInfo, wait: RendezvousWait) -> dist.Store:
 def _connect_to_rank_0(rank_info: RankInfo, wait: RendezvousWait) -> dist.Store:
     while True:
         try:
-            # torch's own attempts cannot be interrupted.
+            # torch's own attempts would print warnings.
             socket.create_connection((_address(rank_info), rank_info.port), timeout=1.0).close()
-            with sockets.call_after(CONNECT_TIMEOUT_SECONDS, partial(sockets.shut_down_connections, rank_info.port)):
-                return new_store_connection(rank_info, CONNECT_TIMEOUT_SECONDS)
+            return _connect_in_thread(rank_info, wait)
         except (OSError, RuntimeError):
             wait.sleep(lambda: [0])
+
+
+def _connect_in_thread(rank_info: RankInfo, wait: RendezvousWait) -> dist.Store:
+    """A stopped rank 0 never answers, which cannot be interrupted; a rank that gives up leaves without the thread."""
+    connection: Future[dist.Store] = Future()
+
+    def connect() -> None:
+        try:
+            connection.set_result(new_store_connection(rank_info, wait.timeout))
+        except RuntimeError as e:
+            connection.set_exception(e)
+
+    threading.Thread(target=connect, daemon=True).start()
+    while not connection.done():
+        wait.sleep(lambda: [0])
+    return connection.result()
 
 
 def _torchrun_has_store() -> bool:

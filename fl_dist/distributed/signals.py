@@ -28,8 +28,9 @@ def end_with_parent(parent: int = PARENT) -> None:
 class StopRequest:
     """Within it, signals set `is_requested`. A thread receives them: the main thread may be waiting for other ranks."""
 
-    def __init__(self, grace: float) -> None:
-        self.grace = grace
+    def __init__(self, grace: float, restores_handlers: bool = True) -> None:
+        """Without `restores_handlers` the process ends with the run, and ignores repeated signals meanwhile."""
+        self.grace, self._restores_handlers = grace, restores_handlers
         # Each is a single write, by the listener or by `disarm`, so they need no lock.
         self.is_requested = False
         self.was_requested = False
@@ -50,8 +51,9 @@ class StopRequest:
     def __exit__(self, *_: object) -> None:
         if self._is_active:
             signal.set_wakeup_fd(self._previous_fd)
+            ignores = self.was_requested and not self._restores_handlers
             for number, handler in self._previous_handlers.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_IGN if ignores else handler)
             os.close(self._write)
             # A thread that frees a tensor while the interpreter ends would abort the process.
             self._listener.join()
@@ -83,6 +85,10 @@ class StopRequest:
     def disarm(self) -> None:
         """The run has ended by itself: the grace period no longer matters."""
         self.is_requested = False
+
+    def exit_code(self, code: int) -> int:
+        """Of a run that failed with this code: one that was asked to end can be resumed all the same."""
+        return EXIT_REQUEUE if self.was_requested and code == 1 else code
 
 
 class ExitOnSignal(StopRequest):

@@ -12,7 +12,6 @@ from fl_dist.common.errors import describe_error
 from fl_dist.common.hook_contract import HookContractError
 from fl_dist.common.vector_math import float64_norm
 from fl_dist.distributed import fault_injection, hardware_errors
-from fl_dist.distributed.failures import RankLostError
 from fl_dist.distributed.host_transfer import HostTransfer
 from fl_dist.distributed.memory import max_state_bytes
 from fl_dist.distributed.process_group import ProcessGroup
@@ -128,7 +127,7 @@ class Worker:
         try:
             local = self.training.run(client, down.vars, down.buffers, state, round_, self.recorder)
             return self._check_result(local, up)
-        except (ClientFailedError, HookContractError, RankLostError, OSError):
+        except (ClientFailedError, HookContractError, OSError):
             raise
         except OutOfRangeError as e:
             raise ClientFailedError(str(e)) from None

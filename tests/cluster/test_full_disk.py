@@ -63,6 +63,16 @@ def test_a_disk_that_fills_up_keeps_the_last_complete_checkpoint(tmp_path: Path,
         assert_same_run(disk / "run", reference)
 
 
+def test_an_error_of_a_full_disk_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with small_disk(tmp_path / "disk", "4m") as disk:
+        assert run_forked(disk / "run", "server:3") == -signal.SIGKILL
+        with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(1 << 10))
+        assert main(arguments(disk / "run")) == 1
+        assert f"error: No space left on device: {disk}/run/model.safetensors" in capsys.readouterr().err
+
+
 def test_a_read_only_folder_is_a_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)

@@ -242,7 +242,7 @@ def assert_reports(server: RankProcess, pattern: str, seconds: float) -> None:
 @timing
 @pytest.mark.parametrize(
     ("nccl", "seconds"),
-    examples([("asynchronous", 30.0), ("silent", 30.0), ("hanging", 60.0)], [("asynchronous", 30.0)]),
+    examples([("asynchronous", 30.0), ("silent", 30.0)], [("asynchronous", 30.0)]),
 )
 def test_a_killed_worker_is_named_and_all_ranks_end(
     comparison: DeviceComparison, tmp_path: Path, nccl: str, seconds: float

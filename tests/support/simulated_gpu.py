@@ -11,7 +11,6 @@ SIMULATED_GPU=FOLDER           ranks of tests.support.processes use it and write
 SIMULATED_GPUS=4               GPUs per node (8); CUDA_VISIBLE_DEVICES selects; MIG-2-1 is a MIG slice of GPU 2
 SIMULATED_NCCL=asynchronous    collectives return at once
 SIMULATED_NCCL=silent          also, collectives broken by a lost rank never end, like real kernels
-SIMULATED_NCCL=hanging         also, aborting them never ends
 SIMULATED_DRIVER=TEXT          the driver cannot be used: choosing a GPU raises a RuntimeError of this text
 """
 
@@ -64,7 +63,7 @@ INDEXING_OPS = ("index", "index_put", "index_put_", "_index_put_impl_")
 """Operations that accept index tensors in host memory, and copy them."""
 OPTIMIZER_STEP_OP = "_fused_sgd_"
 UNSUPPORTED_BY_NCCL = (torch.int16, torch.complex64, torch.complex128)
-NCCL_MODES = ("asynchronous", "silent", "hanging")
+NCCL_MODES = ("asynchronous", "silent")
 """Each mode includes those before it; without a mode, collectives are synchronous."""
 TOTAL_MEMORY = 80 * 10**9
 
@@ -254,7 +253,7 @@ class SimulatedGpu(TorchDispatchMode):
     def __init__(self, index: int = 0, nccl: str = "") -> None:
         super().__init__()
         self.cuda_device = torch.device("cuda", index)
-        self.asynchronous, self.silent, self.hanging = (nccl in NCCL_MODES[kind:] for kind in range(3))
+        self.asynchronous, self.silent = (nccl in NCCL_MODES[kind:] for kind in range(2))
         self.backend = "nccl"
         self.waits: list[Wait] = []
         self.collectives: Counter[tuple[str, str, str]] = Counter()
@@ -543,7 +542,7 @@ def _device(device: Any) -> torch.device:
 @contextlib.contextmanager
 def _patch_distributed(gpu: SimulatedGpu) -> Iterator[None]:
     """Let gloo replace NCCL, which needs GPUs and is not in every build of torch."""
-    init, destroy, abort = dist.init_process_group, dist.destroy_process_group, dist.ProcessGroup.abort
+    init, destroy = dist.init_process_group, dist.destroy_process_group
 
     def init_process_group(
         backend: str = "cpu:gloo,cuda:nccl", *arguments: Any, device_id: Any = None, **options: Any
@@ -557,19 +556,7 @@ def _patch_distributed(gpu: SimulatedGpu) -> Iterator[None]:
                 gpu.pending[0].task.finish()
         destroy(group)
 
-    def abort_group(group: Any) -> None:
-        while gpu.hanging:
-            time.sleep(1)
-        gpu.pending.clear()
-        for stream in gpu.streams:
-            stream.tasks.clear()
-        abort(group)
-
-    group = mock.patch.object(dist.ProcessGroup, "abort", abort_group)
-    with (
-        mock.patch.multiple(dist, init_process_group=init_process_group, destroy_process_group=destroy_process_group),
-        group,
-    ):
+    with mock.patch.multiple(dist, init_process_group=init_process_group, destroy_process_group=destroy_process_group):
         yield
 
 

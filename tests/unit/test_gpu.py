@@ -430,7 +430,9 @@ def line_number() -> int:
     return sys._getframe(1).f_lineno
 
 
-def test_torchs_watchdog_thread_never_ends_a_rank() -> None:
-    with simulated_gpu.simulate_gpu(), mock.patch.dict(os.environ, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}):
-        backend = select_backend(pick_device(Topology(), 0), oversubscribe=False)
-        assert (backend, os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]) == ("cpu:gloo,cuda:nccl", "0")
+def test_torchs_watchdog_and_its_monitor_never_end_a_rank() -> None:
+    """torchrun asks for the watchdog; the monitor has a switch of its own."""
+    names = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+    with simulated_gpu.simulate_gpu(), mock.patch.dict(os.environ, dict.fromkeys(names, "1")):
+        assert select_backend(pick_device(Topology(), 0), oversubscribe=False) == "cpu:gloo,cuda:nccl"
+        assert [os.environ[name] for name in names] == ["0", "0", "0"]

@@ -5,12 +5,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from submitit import JobEnvironment
 
 from fl_dist.config.sweeps import Sweep, read_sweep
-from launch import local, requeue, status, submit, sweep, sync
+from launch import local, requeue, status, submit, sweep, sync, task
 from launch.devices import describe_placement, visible_gpus
 from tests.support.launchers import write_config
 from tests.support.processes import ROOT, environment
@@ -229,6 +231,20 @@ def test_an_interrupted_job_is_requeued_unless_it_was_cancelled(state, is_runnin
     assert completed.returncode == 75
     expected = ["interrupted: the job goes back to the queue and will resume", "requeue 7"] if is_running else []
     assert completed.stdout.splitlines()[2:] == expected, completed.stderr
+
+
+@pytest.mark.parametrize(("rank", "state", "numbers"), [(0, "RUNNING", 1), (0, "COMPLETING", 0), (1, "RUNNING", 0)])
+def test_an_interrupted_task_is_requeued_by_submitit(rank, state, numbers, slurm_commands):
+    """Its handler would end the main thread, but it may be called in another one."""
+    write_program(slurm_commands / "squeue", f"echo {state}")
+    environment, received = SimpleNamespace(global_rank=rank, cluster="slurm", raw_job_id="7"), []
+
+    def handler(number, frame):
+        received.append(number)
+        sys.exit(-1)
+
+    task._requeue(environment, handler)
+    assert received == [JobEnvironment._usr_sig()] * numbers
 
 
 def test_a_job_in_a_container_is_requeued_by_the_host(config, slurm_commands, tmp_path):
