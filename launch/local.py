@@ -48,9 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.node_rank == 0:
         gpus = len(visible_gpus(config.topology.device))
         print(describe_placement(arguments.ranks, gpus, arguments.nodes), flush=True)
-    _set_environment(config.topology.threads)
+    set_environment(config.topology.threads)
     with create_node() as node:
-        has_failed = _run_torchrun(_torchrun_arguments(arguments, node, command), node, config.checkpoint.grace)
+        has_failed = run_torchrun(
+            torchrun_arguments(arguments, node, "launch.rank", command), node, config.checkpoint.grace
+        )
         return node.exit_code(has_failed, folder.is_finished(config.rounds))
 
 
@@ -79,14 +81,14 @@ def _check_nodes(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"{arguments.nodes} nodes need a rendezvous: give --rendezvous HOST:PORT of node 0")
 
 
-def _set_environment(threads: int) -> None:
+def set_environment(threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
     # Restarted ranks that share torchrun's store would read the addresses of the previous ranks.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def _torchrun_arguments(arguments: argparse.Namespace, node: Node, command: list[str]) -> list[str]:
+def torchrun_arguments(arguments: argparse.Namespace, node: Node, module: str, command: list[str]) -> list[str]:
     return [
         f"--nnodes={arguments.nodes}",
         f"--nproc-per-node={arguments.ranks}",
@@ -95,7 +97,7 @@ def _torchrun_arguments(arguments: argparse.Namespace, node: Node, command: list
         f"--log-dir={node.path / 'torchrun'}",  # by default torchrun leaves a folder behind
         "--rdzv-backend=c10d",
         *_rendezvous_arguments(arguments, node),
-        *("-m", "launch.rank", *command),
+        *("-m", module, *command),
         *(["--traceback"] if arguments.traceback else []),
     ]
 
@@ -109,7 +111,7 @@ def _rendezvous_arguments(arguments: argparse.Namespace, node: Node) -> list[str
     return [f"--rdzv-endpoint={arguments.rendezvous}", f"--rdzv-id={port}", f"--rdzv-conf=is_host={is_host}"]
 
 
-def _run_torchrun(arguments: list[str], node: Node, grace_seconds: float) -> bool:
+def run_torchrun(arguments: list[str], node: Node, grace_seconds: float) -> bool:
     """Run torchrun to its end; True if it failed. Its ranks do not outlive it."""
     # A fork has torch imported already, and the terminal's Ctrl-C does not reach a process group of its own.
     process = multiprocessing.get_context("fork").Process(target=_torchrun, args=(arguments, node, os.getpid()))

@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     add("--name", help="name of the job (default: that of the run folder)")
     add("--dry-run", action="store_true", help="print the batch script and stop")
     add("--local", action="store_true", help="run it here, through submitit's local executor")
+    add("--doctor", action="store_true", help="submit fl-dist doctor for the run instead; the job's log has its table")
     add_profile_options(parser)
     terminal.add_traceback_option(parser)
     return parser

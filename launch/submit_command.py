@@ -18,7 +18,10 @@ from launch import cluster
 from launch.devices import visible_gpus
 from launch.node import EXIT_BAD_CONFIG, create_node, handle_signals
 from launch.run_status import failure_reason
-from launch.task import Task
+from launch.task import DoctorTask, Task
+
+DOCTOR_HOURS = 0.25
+"""Time limit of a job that only checks; short jobs start sooner."""
 
 
 def submit_command(arguments: argparse.Namespace) -> int:
@@ -31,19 +34,23 @@ def submit_command(arguments: argparse.Namespace) -> int:
 
 def _submit(arguments: argparse.Namespace) -> int:
     config, command = resolve_arguments(arguments.run_arguments)
+    if arguments.doctor and arguments.local:
+        raise ConfigError("--doctor submits a job; to check this machine, run fl-dist doctor")
     gpus = _select_gpus(arguments.gpus_per_node, config.topology.device) if arguments.local else []
     resources = _parse_resources(arguments, len(gpus))
     profile = cluster.read_profile(arguments.profile, arguments.profiles)
     folder = RunFolder(str(config.run.dir))
-    folder.check_not_finished(config.rounds)
     run = folder.path
     command += ["--traceback"] if arguments.traceback else []
+    task: Task | DoctorTask = DoctorTask(command)
+    if not arguments.doctor:
+        folder.check_not_finished(config.rounds)
+        task = Task(command, str(run), config.rounds, os.getpid() if arguments.local else None)
     options = cluster.slurm_options(arguments.name or run.name, resources, profile)
     if arguments.dry_run:
         print(cluster.batch_script(run / "jobs", options))
         return 0
-    task = Task(command, str(run), config.rounds, os.getpid() if arguments.local else None)
-    if arguments.local:
+    if arguments.local and isinstance(task, Task):
         return _run_locally(task, resources, gpus, config.checkpoint.grace)
     job = cluster.create_executor(run / "jobs", options, "--local or launch.local").submit(task)
     _print_job(job, resources, run, f"scancel {job.job_id}")
@@ -62,6 +69,8 @@ def _parse_resources(arguments: argparse.Namespace, visible: int) -> cluster.Res
     values = {key: getattr(arguments, key) for key in ("nodes", "gpus_per_node", "tasks_per_node")}
     if values["gpus_per_node"] is None:
         values["gpus_per_node"] = visible
+    if arguments.doctor:
+        values["hours"] = DOCTOR_HOURS
     return validate_mapping(cluster.Resources, values, "the command line")
 
 
