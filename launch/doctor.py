@@ -7,16 +7,20 @@ Exit codes: 0 nothing failed, 1 a check failed, 2 bad arguments or configuration
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
 
 from fl_dist.common import terminal
 from fl_dist.common.terminal import parse_int_at_least
+from launch.node import NODE_FOLDER, find_node
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
+    if NODE_FOLDER in os.environ:
+        find_node().register(int(os.environ["LOCAL_RANK"]))  # the launcher passes signals to it
     from launch.doctor_command import doctor_command  # takes seconds
 
     return doctor_command(arguments)

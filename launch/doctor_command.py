@@ -1,7 +1,6 @@
 """What `fl-dist doctor` does: start the ranks, or be one of them; rank 0 prints the table."""
 
 import argparse
-import os
 import signal
 import sys
 import time
@@ -20,7 +19,7 @@ from fl_dist.doctor.render import exit_code, table_lines, to_json
 from fl_dist.execute import error_line
 from launch import local
 from launch.devices import visible_gpus
-from launch.node import EXIT_BAD_CONFIG, NODE_FOLDER, create_node, find_node
+from launch.node import EXIT_BAD_CONFIG, create_node
 
 DEFAULT_RANKS = 3
 GRACE_SECONDS = 5.0
@@ -38,8 +37,6 @@ def doctor_command(arguments: argparse.Namespace) -> int:
     ranks = arguments.ranks or len(visible_gpus(config.topology.device)) or DEFAULT_RANKS
     if rank_info is None and ranks > 1:
         return _start_ranks(arguments, words, config.topology.threads, ranks)
-    if NODE_FOLDER in os.environ and rank_info is not None:
-        find_node().register(rank_info.local_rank)  # for signals to the launcher
     return _run_as_rank(Options(config, words, rank_info, arguments.requeue, arguments.compile), arguments)
 
 

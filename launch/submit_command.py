@@ -34,25 +34,23 @@ def submit_command(arguments: argparse.Namespace) -> int:
 
 def _submit(arguments: argparse.Namespace) -> int:
     config, command = resolve_arguments(arguments.run_arguments)
-    if arguments.doctor and arguments.local:
-        raise ConfigError("--doctor submits a job; to check this machine, run fl-dist doctor")
     gpus = _select_gpus(arguments.gpus_per_node, config.topology.device) if arguments.local else []
     resources = _parse_resources(arguments, len(gpus))
     profile = cluster.read_profile(arguments.profile, arguments.profiles)
     folder = RunFolder(str(config.run.dir))
-    run = folder.path
-    command += ["--traceback"] if arguments.traceback else []
-    task: Task | DoctorTask = DoctorTask(command)
     if not arguments.doctor:
         folder.check_not_finished(config.rounds)
-        task = Task(command, str(run), config.rounds, os.getpid() if arguments.local else None)
+    run = folder.path
+    command += ["--traceback"] if arguments.traceback else []
     options = cluster.slurm_options(arguments.name or run.name, resources, profile)
     if arguments.dry_run:
         print(cluster.batch_script(run / "jobs", options))
         return 0
-    if arguments.local and isinstance(task, Task):
+    if arguments.local:
+        task = Task(command, str(run), config.rounds, os.getpid())
         return _run_locally(task, resources, gpus, config.checkpoint.grace)
-    job = cluster.create_executor(run / "jobs", options, "--local or launch.local").submit(task)
+    rank = DoctorTask(command) if arguments.doctor else Task(command, str(run), config.rounds)
+    job = cluster.create_executor(run / "jobs", options, "--local or launch.local").submit(rank)
     _print_job(job, resources, run, f"scancel {job.job_id}")
     return 0
 

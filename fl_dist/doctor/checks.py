@@ -4,6 +4,10 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from fl_dist.common.formatting import shorten
+
+MAX_ERROR_LENGTH = 300
+
 
 class Status(StrEnum):
     OK = "ok"
@@ -37,7 +41,8 @@ def find_error(name: str, reports: Sequence[Report], advice: str) -> Check | Non
     if not failed:
         return None
     others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-    return Check(name, Status.FAILED, f"{failed[0].label}: {failed[0].values['error']}{others}", advice)
+    error = shorten(failed[0].values["error"], MAX_ERROR_LENGTH)
+    return Check(name, Status.FAILED, f"{failed[0].label}: {error}{others}", advice)
 
 
 def find_difference(reports: Sequence[Report], keys: Sequence[str]) -> str:

@@ -41,13 +41,13 @@ def look_at_folder(folder: Path, token: str) -> dict[str, Any]:
 
 
 def check_disk(values: dict[str, Any], folder: Path) -> Check:
-    reports = [Report(0, "its node", values)]
-    if failed := find_error(NAME, reports, "choose another run.dir, on a disk with room that you may write to"):
-        return failed
+    if "error" in values:
+        advice = "choose another run.dir, on a disk with room that you may write to"
+        return Check(NAME, Status.FAILED, f"{folder}: {values['error']}", advice)
     shown = f"{folder}: a synced write of {format_bytes(SYNC_BYTES)} takes {1e3 * values['seconds']:.1f} ms"
     shown += f", {format_bytes(values['free'])} free"
     if values["seconds"] > MAX_SYNC_SECONDS:
-        advice = "saves happen beside the rounds, but end them: choose a faster disk, or raise checkpoint.every"
+        advice = "each checkpoint waits for the disk: choose a faster one, or raise checkpoint.every"
         return Check(NAME, Status.SLOW, shown, advice)
     if values["free"] < MIN_FREE_BYTES:
         return Check(NAME, Status.WARNING, shown, "make room: checkpoints and records need it")

@@ -59,10 +59,10 @@ def examine(options: Options, progress: Progress) -> list[Check]:
     checks = _check_ranks(ranks, address)
     checks += slurm.check_requeue(ranks) if options.requeue else []
     prepare_children()
-    folder, problem = _create_folder(ranks, expand_path(str(options.config.run.dir)).parent)
+    folder, disk_checks = _create_folder(ranks, expand_path(str(options.config.run.dir)).parent)
     try:
-        progress("measuring devices, network, disk and model")
-        checks += [*_probe(options, ranks, folder), *problem]
+        progress("measuring devices, network and model")
+        checks += [*disk_checks, *_probe(options, ranks, folder)]
         if ranks.broadcast(_can_train(checks)):
             checks += _run_trials(options, ranks, folder, progress)
         checks += slurm.check_signals(ranks)
@@ -97,14 +97,15 @@ def _create_folder(ranks: Ranks, parent: Path) -> tuple[Path, list[Check]]:
     """A folder on the disk of the run folder, for files and runs of the doctor; elsewhere if that is impossible."""
     while not parent.exists():
         parent = parent.parent
-    name, problem = "", list[Check]()
+    name, checks = "", list[Check]()
     if ranks.rank == 0:
         try:
             name = tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parent)
+            values = disk.measure_disk(Path(name))
         except OSError as e:
-            problem = [disk.check_disk({"error": error_message(e)}, parent)]
-            name = tempfile.mkdtemp(prefix=FOLDER_PREFIX)
-    return Path(ranks.broadcast(name)).absolute(), problem
+            name, values = name or tempfile.mkdtemp(prefix=FOLDER_PREFIX), {"error": error_message(e)}
+        checks = [disk.check_disk(values, parent.absolute())]
+    return Path(ranks.broadcast(name)).absolute(), checks
 
 
 def _probe(options: Options, ranks: Ranks, folder: Path) -> list[Check]:
@@ -131,10 +132,9 @@ def _locked_marker(folder: Path, token: str) -> Iterator[None]:
 
 def _reports(ranks: Ranks, outcomes: Sequence[Outcome], subject: str) -> list[Report]:
     """What each rank measured of a subject, or why it did not."""
-    return [
-        Report(rank, ranks.hosts[rank], outcome.result.get(subject) or {"error": outcome.problem or "not measured"})
-        for rank, outcome in enumerate(outcomes)
-    ]
+    problems = [{"error": outcome.problem or "not measured"} for outcome in outcomes]
+    values = [outcome.result.get(subject, problem) for outcome, problem in zip(outcomes, problems, strict=True)]
+    return [Report(rank, ranks.hosts[rank], each) for rank, each in enumerate(values)]
 
 
 def _judge(config: Config, ranks: Ranks, outcomes: Sequence[Outcome], folder: Path) -> list[Check]:
@@ -146,7 +146,6 @@ def _judge(config: Config, ranks: Ranks, outcomes: Sequence[Outcome], folder: Pa
         *devices.check_links(found),
         *devices.check_copies(found),
         *network.check_collectives(reports("collectives")),
-        disk.check_disk(disk.measure_disk(folder), folder.parent),
         disk.check_lock(reports("folder"), folder),
         data.check_data(reports("data"), config.data["name"]),
     ]
@@ -156,8 +155,7 @@ def _judge(config: Config, ranks: Ranks, outcomes: Sequence[Outcome], folder: Pa
 
 
 def _judge_model(config: Config, reports: Callable[[str], list[Report]], is_dedicated: bool) -> list[Check]:
-    built = [report for report in reports("experiment") if report.values.get("error", "not measured") != "not measured"]
-    if failed := find_error(MODEL, built, "fl-dist run --check CONFIG checks it without training"):
+    if failed := find_error(MODEL, reports("experiment"), "fl-dist run --check CONFIG checks it without training"):
         return [failed]
     return [
         steps.check_step(reports("step")[int(is_dedicated) :]),

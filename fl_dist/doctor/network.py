@@ -56,7 +56,7 @@ def measure_collectives(
 ) -> dict[str, Any]:
     """Whether both messages of a round arrive as they should, and GB/s."""
     patterns = [_pattern(number, size, entries) for number in range(size if rank == 0 else 1)]
-    received = patterns[0].to(device) if rank == 0 else torch.zeros(entries, dtype=torch.int64, device=device)
+    received = (patterns[0] if rank == 0 else torch.zeros_like(patterns[0])).to(device, copy=True)
     total = _pattern(rank, size, entries).to(device)
     collectives.broadcast(received)
     collectives.reduce(total)

@@ -22,7 +22,7 @@ from fl_dist.doctor.versions import measure_versions
 from fl_dist.execute import error_line, torch_settings
 from fl_dist.federation.experiment import Experiment
 
-CONNECT_TIMEOUT_SECONDS = 45.0
+CONNECT_TIMEOUT_SECONDS = 90.0
 
 
 class ProbeArguments(NamedTuple):

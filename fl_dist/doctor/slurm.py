@@ -27,16 +27,21 @@ def check_signals(ranks: Ranks) -> list[Check]:
         return []
     with _count_signals() as count:
         ranks.gather(True, SIGNAL_TIMEOUT_SECONDS)  # every rank is ready
-        problem = ""
-        if ranks.rank == 0:
-            step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
-            problem = run_slurm("scancel", "--signal=USR1", step)
-        problem = ranks.broadcast(problem)
+        problem = ranks.broadcast(_signal_step() if ranks.rank == 0 else "")
         deadline = time.monotonic() + SIGNAL_TIMEOUT_SECONDS
         while not problem and not count() and time.monotonic() < deadline:
             time.sleep(0.05)
         arrived = ranks.gather(bool(count()), SIGNAL_TIMEOUT_SECONDS + COMMAND_TIMEOUT_SECONDS)
     return [judge_signals(arrived, problem)] if ranks.rank == 0 else []
+
+
+def _signal_step() -> str:
+    """scancel belongs to the step, too: it inherits the mask, and so survives its own signal."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    try:
+        return run_slurm("scancel", "--signal=USR1", f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def judge_signals(arrived: Sequence[bool | None], problem: str) -> Check:
@@ -51,11 +56,11 @@ def judge_signals(arrived: Sequence[bool | None], problem: str) -> Check:
 @contextlib.contextmanager
 def _count_signals() -> Iterator[Callable[[], int]]:
     received: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
+    signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
     try:
         yield lambda: len(received)
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # one that comes late
 
 
 def check_requeue(ranks: Ranks, environ: Mapping[str, str] = os.environ) -> list[Check]:

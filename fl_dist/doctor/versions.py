@@ -24,6 +24,8 @@ TITLES = {
 }
 SLURM_GPU_VARIABLES = ("SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 """Set in jobs that have GPUs."""
+MIN_DRIVERS = {"11": 450, "12": 525, "13": 580}
+"""The oldest driver for each CUDA."""
 
 
 def measure_versions() -> dict[str, Any]:
@@ -53,7 +55,17 @@ def check_versions(reports: Sequence[Report], uses_gpus: bool) -> Check:
     for report in reports:
         if uses_gpus and report.values["has_gpus"] and not report.values["visible_gpus"]:
             return _missing_gpus(report)
+        if old := describe_old_driver(report.values["driver"], report.values["cuda"]):
+            advice = "update the driver, or install torch for an older CUDA"
+            return Check(NAME, Status.WARNING, f"{shown}; on {report.host}, {old}", advice)
     return Check(NAME, Status.OK, shown)
+
+
+def describe_old_driver(driver: str, cuda: str) -> str:
+    """Empty if the driver is new enough for this CUDA, or one of them is unknown."""
+    needed, major = MIN_DRIVERS.get(cuda.partition(".")[0], 0), driver.partition(".")[0]
+    is_old = major.isdecimal() and int(major) < needed
+    return f"driver {driver} is older than {needed}, which CUDA {cuda} needs" if is_old else ""
 
 
 def _missing_gpus(report: Report) -> Check:
@@ -61,7 +73,7 @@ def _missing_gpus(report: Report) -> Check:
     if not values["cuda"]:
         measured = f"{report.label} has GPUs, but torch {values['torch']} is the build for CPUs"
         return Check(NAME, Status.FAILED, measured, "install torch with CUDA, or set topology.device=cpu")
-    driver = f"driver {values['driver']}" if values["driver"] else "no driver that nvidia-smi finds"
+    driver = describe_old_driver(values["driver"], values["cuda"]) or f"driver {values['driver'] or 'unknown'}"
     measured = f"{report.label} has GPUs, but torch {values['torch']} (CUDA {values['cuda']}) sees none; {driver}"
-    advice = "check CUDA_VISIBLE_DEVICES; if the driver is older than the CUDA of torch, update one of the two"
+    advice = "check CUDA_VISIBLE_DEVICES and nvidia-smi; docs/start/gpu-node.md has the build for each driver"
     return Check(NAME, Status.FAILED, measured, advice)

@@ -485,7 +485,7 @@ def _patch_cuda(gpu: SimulatedGpu, visible: list[str]) -> Any:
         gpu_index = int(visible[device.index or 0].removeprefix("MIG-").partition("-")[0])
         fields: dict[str, Any] = {"pci_domain_id": 0, "pci_bus_id": gpu_index, "pci_device_id": 0}
         gpu_uuid = uuid.UUID(int=gpu_index + 1)  # MIG slices report it too
-        fields |= {"uuid": gpu_uuid, "total_memory": TOTAL_MEMORY}
+        fields |= {"uuid": gpu_uuid, "total_memory": TOTAL_MEMORY, "multi_processor_count": 132}
         return SimpleNamespace(name="a simulated GPU", major=9, minor=0, **fields)
 
     @contextlib.contextmanager

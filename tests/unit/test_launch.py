@@ -66,6 +66,14 @@ def test_the_dry_run_shows_the_batch_script_of_a_profile(config, tmp_path, capsy
     assert not (tmp_path / "run").exists()
 
 
+def test_the_doctor_is_submitted_as_a_short_job(config, tmp_path, capsys):
+    assert submit.main([config, f"run.dir={tmp_path}/run", "--nodes", "2", "--doctor", "--dry-run"]) == 0
+    assert "#SBATCH --time=15\n" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        submit.main([config, "--doctor", "--local"])
+    assert "--local: not allowed with argument --doctor" in capsys.readouterr().err
+
+
 def test_profiles_are_checked(config, tmp_path, capsys):
     profiles = tmp_path / "profiles.yaml"
     profiles.write_text("here: {partitoin: fast}")
