@@ -69,7 +69,7 @@ def run_child(target: Target, argument: Any, variables: dict[str, str], seconds:
         output, result = Path(folder, "output"), Path(folder, "result")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_RANK_VARIABLES)}
         arguments = (target, argument, inherited | variables, str(output), str(result))
-        process = _context.Process(target=_run, args=arguments, daemon=True)
+        process = _context.Process(target=_run, args=arguments)
         start = time.monotonic()
         process.start()
         try:

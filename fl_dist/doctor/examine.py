@@ -103,7 +103,8 @@ def _create_folder(ranks: Ranks, parent: Path) -> tuple[Path, list[Check]]:
             name = tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parent)
             values = disk.measure_disk(Path(name))
         except OSError as e:
-            name, values = name or tempfile.mkdtemp(prefix=FOLDER_PREFIX), {"error": error_message(e)}
+            shutil.rmtree(name, ignore_errors=True)
+            name, values = tempfile.mkdtemp(prefix=FOLDER_PREFIX), {"error": error_message(e)}
         checks = [disk.check_disk(values, parent.absolute())]
     return Path(ranks.broadcast(name)).absolute(), checks
 
@@ -142,16 +143,15 @@ def _judge(config: Config, ranks: Ranks, outcomes: Sequence[Outcome], folder: Pa
     found, is_dedicated = reports("devices"), has_dedicated_server(config, ranks.size)
     checks = [
         versions.check_versions(reports("versions"), uses_gpus=config.topology.device != "cpu"),
-        devices.check_devices(found, config.topology.threads, is_dedicated),
-        *devices.check_links(found),
-        *devices.check_copies(found),
-        *network.check_collectives(reports("collectives")),
         disk.check_lock(reports("folder"), folder),
-        data.check_data(reports("data"), config.data["name"]),
+        devices.check_devices(found, config.topology.threads, is_dedicated),
     ]
-    if checks[-1].status is not Status.FAILED:
-        checks += _judge_model(config, reports, is_dedicated)
-    return checks
+    if any("error" in report.values for report in found):
+        return checks
+    checks += [*devices.check_links(found), *devices.check_copies(found)]
+    checks += network.check_collectives(reports("collectives"))
+    checks.append(data.check_data(reports("data"), config.data["name"]))
+    return checks if checks[-1].status is Status.FAILED else [*checks, *_judge_model(config, reports, is_dedicated)]
 
 
 def _judge_model(config: Config, reports: Callable[[str], list[Report]], is_dedicated: bool) -> list[Check]:
@@ -165,8 +165,9 @@ def _judge_model(config: Config, reports: Callable[[str], list[Report]], is_dedi
 
 
 def _can_train(checks: Sequence[Check]) -> bool:
-    """Whether trials can show something new."""
-    return not {data.NAME, MODEL, disk.LOCK} & {check.name for check in checks if check.status is Status.FAILED}
+    """Whether short runs can show something new: a local step worked, and all ranks see the folder."""
+    working = {check.name for check in checks if check.status is not Status.FAILED}
+    return {steps.NAME, disk.LOCK} <= working
 
 
 def _run_trials(options: Options, ranks: Ranks, folder: Path, progress: Progress) -> list[Check]:
@@ -180,8 +181,7 @@ def _run_trials(options: Options, ranks: Ranks, folder: Path, progress: Progress
         return []
     bits = trials.check_bits(found)
     sha256, expected = trials.model_hash(folder / "killed"), found[0].hashes[0]
-    is_comparable = bits.status is Status.OK
-    return [bits, *([trials.check_killed(killed, resumed, sha256, expected)] if is_comparable else [])]
+    return [bits] if bits.status is Status.FAILED else [bits, trials.check_killed(killed, resumed, sha256, expected)]
 
 
 def _run_trial(options: Options, ranks: Ranks, folder: Path, size: int, progress: Progress) -> trials.Trial:

@@ -3,11 +3,11 @@
 import contextlib
 import copy
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl_dist.common.errors import ConfigError, describe_error
 from fl_dist.config import Config
@@ -77,19 +77,19 @@ def _batch(experiment: Experiment) -> tuple[Tensor, Tensor]:
 
 def _time_step(
     experiment: Experiment,
-    module: Callable[[Tensor], Tensor] | nn.Module,
+    module: Any,
     precision: str,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> float:
     task, (x, y) = experiment.task, _batch(experiment)
-    parameter = next(module.parameters()) if isinstance(module, nn.Module) else x
-    x = x.to(parameter.dtype) if x.is_floating_point() else x
+    dtype = next(module.parameters()).dtype
+    x = x.to(dtype) if x.is_floating_point() else x
     x = x.contiguous(memory_format=memory_format) if x.dim() == 4 else x
 
     def step() -> None:
         with _precision(precision, x.device):
             outputs, targets = task.align(module(x), y)
-            task.loss(outputs.to(parameter.dtype), targets).backward()
+            task.loss(outputs.to(dtype), targets).backward()
 
     return 1e3 * median_seconds(step, synchronizer(x.device), REPEATS)
 

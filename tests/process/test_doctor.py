@@ -96,6 +96,13 @@ def test_a_run_folder_below_a_file_is_a_failed_check(tmp_path: Path) -> None:
 
 
 @exhaustive
+def test_a_device_that_is_missing_is_one_failed_check() -> None:
+    code, checks, output = examine(*SMALL, "topology.device=cuda", "-n", "1")
+    assert (code, unhealthy(checks)) == (1, ["devices"]), output
+    assert "no GPU is visible" in checks["devices"]["measured"]
+
+
+@exhaustive
 def test_a_crash_is_a_failed_check() -> None:
     code, checks, output = examine(*SMALL, "model=my_models:Crashing", "-n", "1")
     assert code == 1, output
