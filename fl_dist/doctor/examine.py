@@ -59,16 +59,12 @@ def examine(options: Options, progress: Progress) -> list[Check]:
     checks = _check_ranks(ranks, address)
     checks += slurm.check_requeue(ranks) if options.requeue else []
     prepare_children()
-    folder, disk_checks = _create_folder(ranks, expand_path(str(options.config.run.dir)).parent)
-    try:
+    with _work_folder(ranks, expand_path(str(options.config.run.dir)).parent) as (folder, disk_checks):
         progress("measuring devices, network and model")
         checks += [*disk_checks, *_probe(options, ranks, folder)]
         if ranks.broadcast(_can_train(checks)):
             checks += _run_trials(options, ranks, folder, progress)
         checks += slurm.check_signals(ranks)
-    finally:
-        if ranks.rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
     ranks.gather("done", CONNECT_TIMEOUT_SECONDS)  # rank 0 has the store, and leaves last
     return checks if ranks.rank == 0 else []
 
@@ -93,20 +89,32 @@ def _check_ranks(ranks: Ranks, address: dict[str, Any]) -> list[Check]:
     return [network.check_address(reports)] if ranks.rank == 0 else []
 
 
-def _create_folder(ranks: Ranks, parent: Path) -> tuple[Path, list[Check]]:
+@contextlib.contextmanager
+def _work_folder(ranks: Ranks, parent: Path) -> Iterator[tuple[Path, list[Check]]]:
     """A folder on the disk of the run folder, for files and runs of the doctor; elsewhere if that is impossible."""
     while not parent.exists():
         parent = parent.parent
-    name, checks = "", list[Check]()
-    if ranks.rank == 0:
-        try:
-            name = tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parent)
-            values = disk.measure_disk(Path(name))
-        except OSError as e:
-            shutil.rmtree(name, ignore_errors=True)
-            name, values = tempfile.mkdtemp(prefix=FOLDER_PREFIX), {"error": error_message(e)}
-        checks = [disk.check_disk(values, parent.absolute())]
-    return Path(ranks.broadcast(name)).absolute(), checks
+    name, checks = f"{FOLDER_PREFIX}{secrets.token_hex(4)}", list[Check]()
+    folders = [parent.absolute() / name, Path(tempfile.gettempdir(), name)]
+    try:
+        if ranks.rank == 0:
+            checks = [disk.check_disk(_try_folder(folders[0]), folders[0].parent)]
+            if checks[0].status is Status.FAILED:
+                folders.reverse()
+                folders[0].mkdir(mode=0o700, exist_ok=True)
+        yield Path(ranks.broadcast(str(folders[0]))), checks
+    finally:
+        if ranks.rank == 0:  # also after a signal, at any moment
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _try_folder(folder: Path) -> dict[str, Any]:
+    try:
+        folder.mkdir(mode=0o700)
+        return disk.measure_disk(folder)
+    except OSError as e:
+        return {"error": error_message(e)}
 
 
 def _probe(options: Options, ranks: Ranks, folder: Path) -> list[Check]:
