@@ -8,6 +8,7 @@ from fl_dist import __version__
 from fl_dist.common import terminal
 
 COMMANDS = {
+    "doctor": ("launch.doctor", "check that a run will work here, fast and with the same bits"),
     "run": ("fl_dist.main", "train in this process, or as one rank of a launcher"),
     "local": ("launch.local", "start the ranks of one machine"),
     "submit": ("launch.submit", "submit a run to Slurm, or run it here as Slurm would"),

@@ -49,10 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.node_rank == 0:
         gpus = len(visible_gpus(config.topology.device))
         print(describe_placement(arguments.ranks, gpus, arguments.nodes), flush=True)
-    _set_environment(config.topology.threads)
+    set_environment(config.topology.threads)
     with create_node() as node:
-        torchrun_arguments, has_server = _torchrun_arguments(arguments, node, command), arguments.node_rank == 0
-        has_failed = _run_torchrun(torchrun_arguments, node, has_server, config.checkpoint.grace)
+        words, has_server = torchrun_arguments(arguments, node, "launch.rank", command), arguments.node_rank == 0
+        has_failed = run_torchrun(words, node, has_server, config.checkpoint.grace)
         return node.exit_code(has_failed, folder.is_finished(config.rounds))
 
 
@@ -85,14 +85,14 @@ def _check_nodes(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"{arguments.nodes} nodes need a rendezvous: give --rendezvous HOST:PORT of node 0")
 
 
-def _set_environment(threads: int) -> None:
+def set_environment(threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
     # Restarted ranks that share torchrun's store would read the addresses of the previous ranks.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def _torchrun_arguments(arguments: argparse.Namespace, node: Node, command: list[str]) -> list[str]:
+def torchrun_arguments(arguments: argparse.Namespace, node: Node, module: str, command: list[str]) -> list[str]:
     return [
         f"--nnodes={arguments.nodes}",
         f"--nproc-per-node={arguments.ranks}",
@@ -101,7 +101,7 @@ def _torchrun_arguments(arguments: argparse.Namespace, node: Node, command: list
         f"--log-dir={node.path / 'torchrun'}",  # by default torchrun leaves a folder behind
         "--rdzv-backend=c10d",
         *_rendezvous_arguments(arguments, node),
-        *("-m", "launch.rank", *command),
+        *("-m", module, *command),
         *(["--traceback"] if arguments.traceback else []),
     ]
 
@@ -117,8 +117,11 @@ def _rendezvous_arguments(arguments: argparse.Namespace, node: Node) -> list[str
     return endpoint + ([f"--local-addr={arguments.local_addr}"] if arguments.local_addr else [])
 
 
-def _run_torchrun(arguments: list[str], node: Node, has_server: bool, grace_seconds: float) -> bool:
-    """Run torchrun to its end; True if it failed. Its ranks do not outlive it. `has_server`: rank 0 is on this node."""
+def run_torchrun(arguments: list[str], node: Node, has_server: bool, grace_seconds: float) -> bool:
+    """Run torchrun to its end; True if it failed. Its ranks do not outlive it.
+
+    `has_server`: rank 0 of a run is on this node, and records how it ended.
+    """
     # A fork has torch imported already, and the terminal's Ctrl-C does not reach a process group of its own.
     process = multiprocessing.get_context("fork").Process(target=_torchrun, args=(arguments, node, os.getpid()))
     process.start()

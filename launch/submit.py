@@ -30,7 +30,9 @@ def parser() -> argparse.ArgumentParser:
     add("--tasks-per-node", type=int, help="ranks per node (default: the number of GPUs, or 3)")
     add("--name", help="name of the job (default: that of the run folder)")
     add("--dry-run", action="store_true", help="print the batch script and stop")
-    add("--local", action="store_true", help="run it here, through submitit's local executor")
+    instead = parser.add_mutually_exclusive_group().add_argument
+    instead("--local", action="store_true", help="run it here, through submitit's local executor")
+    instead("--doctor", action="store_true", help="submit fl-dist doctor for it: the job's log has the table of checks")
     add_profile_options(parser)
     terminal.add_traceback_option(parser)
     return parser

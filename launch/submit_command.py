@@ -18,7 +18,10 @@ from launch import cluster
 from launch.devices import visible_gpus
 from launch.node import EXIT_BAD_CONFIG, create_node, handle_signals
 from launch.run_status import failure_reason
-from launch.task import Task
+from launch.task import DoctorTask, Task
+
+DOCTOR_HOURS = 0.25
+"""Time limit of a job that only checks; short jobs start sooner."""
 
 
 def submit_command(arguments: argparse.Namespace) -> int:
@@ -41,13 +44,15 @@ def _submit(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print(cluster.batch_script(run / "jobs", options))
         return 0
-    folder.check_not_finished(config.rounds)
-    task = Task(command, str(run), config.rounds, os.getpid() if arguments.local else None)
+    if not arguments.doctor:
+        folder.check_not_finished(config.rounds)
     if arguments.local:
+        task = Task(command, str(run), config.rounds, os.getpid())
         return _run_locally(task, resources, gpus, config.checkpoint.grace)
+    rank = DoctorTask(command) if arguments.doctor else Task(command, str(run), config.rounds)
     executor = cluster.create_executor(run / "jobs", options, "--local or launch.local")
     with cluster.submission():
-        job = executor.submit(task)
+        job = executor.submit(rank)
     _print_job(job, resources, run, f"scancel {job.job_id}")
     return 0
 
@@ -64,6 +69,8 @@ def _parse_resources(arguments: argparse.Namespace, visible: int) -> cluster.Res
     values = {key: getattr(arguments, key) for key in ("nodes", "gpus_per_node", "tasks_per_node")}
     if values["gpus_per_node"] is None:
         values["gpus_per_node"] = visible
+    if arguments.doctor:
+        values["hours"] = DOCTOR_HOURS
     return validate_mapping(cluster.Resources, values, "the command line")
 
 

@@ -98,6 +98,22 @@ class Task:
         return DelayedSubmission(self)
 
 
+@dataclass
+class DoctorTask:
+    """One rank of `fl-dist doctor` with these arguments."""
+
+    arguments: list[str]
+
+    def __call__(self) -> None:
+        from launch.doctor import main
+
+        terminal.prepare_terminal()
+        environment = JobEnvironment()
+        os.environ.update(rank_variables(environment))
+        if code := main(self.arguments):
+            _raise_failure(environment.global_rank, f"fl-dist doctor ended with exit code {code}")
+
+
 def rank_variables(environment: JobEnvironment) -> dict[str, str]:
     """The variables from which fl_dist reads its rank, as torchrun would set them."""
     tasks, nodes = environment.num_tasks, environment.num_nodes

@@ -16,6 +16,7 @@ from fl_dist.models.weights import describe_pretrained, freeze_except, load_init
 import_submodules(__name__)
 __all__ = [
     "CompiledModule",
+    "allow_first_order_kernels",
     "build_model",
     "describe_compile_error",
     "describe_pretrained",

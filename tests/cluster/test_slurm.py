@@ -150,6 +150,15 @@ def submit_run(name: str, folder: Path, config: str, *overrides: str, **env: str
     return Job(fields["job"], folder / name, Path(fields["follow"].removeprefix("tail -F ")))
 
 
+def submit_doctor(folder: Path, config: str) -> Job:
+    """The doctor on two nodes, in a batch job that it requeues."""
+    log, command_line = folder / "doctor.log", f"srun {sys.executable} -m launch.doctor {config} --requeue"
+    options = ["--nodes=2", "--ntasks=2", "--cpus-per-task=1", "--time=30", "--requeue", "--open-mode=append"]
+    submitted = ["sbatch", "--parsable", *options, f"--output={log}", "--wrap", command_line]
+    job = subprocess.run(submitted, check=True, capture_output=True, text=True, cwd=folder).stdout.strip()
+    return Job(job, folder / "doctor", log)
+
+
 def srun(name: str, folder: Path, config: str, *overrides: str) -> Job:
     """Start two ranks on two nodes with srun alone."""
     run_command = [sys.executable, "-m", "fl_dist.main", config, *overrides, f"run.dir={folder / name}"]
@@ -252,6 +261,8 @@ def jobs(slurm, folder) -> Iterator[dict[str, Future[Job]]]:
             ),
             "lost": pool.submit(sbatch("lost", folder, "train.sh", config, PYTHON="/no/such/python").wait),
             "srun": pool.submit(srun, "srun", folder, config, "rounds=2"),
+            "doctor": pool.submit(submit_doctor(folder, config).wait),
+            "submitted_doctor": pool.submit(submit_run("submitted_doctor", folder, config, "--doctor").wait),
             "user": pool.submit(submit_from(project, env).wait),
             "user_script": pool.submit(sbatch("script", project, "train.sh", "waves.yaml").wait),
         }
@@ -343,6 +354,22 @@ def test_srun_alone_starts_connected_ranks(jobs, reference_hash):
     job = jobs["srun"].result()
     assert "server + 1 worker on" in job.log.read_text(), job.log.read_text()
     assert model_hash(job.run) == reference_hash
+
+
+@pytest.mark.parametrize("name", ["doctor", "submitted_doctor"])
+def test_the_doctor_checks_two_nodes(name, jobs):
+    job = jobs[name].result()
+    assert job.state == "COMPLETED", job.describe()
+    log = job.log.read_text()
+    passed = [
+        r"lock .* seen by others on every node",
+        r"same bits .* 2 ranks, twice each",
+        r"killed worker .*rank 1 was named",
+    ]
+    passed += [r"Slurm's signals .*SIGUSR1 reached every rank"]
+    passed += [r"Slurm's requeue .*started again"] if name == "doctor" else []
+    assert [row for row in passed if not re.search(f"^ok .*{row}", log, re.MULTILINE)] == [], log
+    assert "failed" not in log
 
 
 def test_a_job_script_works_in_any_folder_with_any_python(jobs, reference_hash):

@@ -72,7 +72,20 @@ def test_one_command_has_all_subcommands(command: list[str], tmp_path: Path) -> 
 
     assert run_subcommand("--version").stdout == f"fl_dist {fl_dist.__version__}\n"
     assert [line.split()[0] for line in run_subcommand("--help").stdout.splitlines()[4:-2]] == [
-        *("run", "local", "submit", "sweep", "status", "results", "diagnose", "report", "data", "sync", "algorithms")
+        *(
+            "doctor",
+            "run",
+            "local",
+            "submit",
+            "sweep",
+            "status",
+            "results",
+            "diagnose",
+            "report",
+            "data",
+            "sync",
+            "algorithms",
+        )
     ]
     wrong = run_subcommand("statsu")
     assert (wrong.returncode, wrong.stderr) == (2, "error: unknown command 'statsu'; did you mean 'status'?\n")

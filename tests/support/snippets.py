@@ -115,6 +115,9 @@ def _run_torchrun(line: str, words: list[str]) -> None:
         code, output = run([*torchrun(2), *words[position:]])
         assert code == 0, output
         return
+    if words[position + 1] == "launch.doctor":
+        _parse_doctor(line, words[position:])
+        return
     assert words[position + 1] == "fl_dist.main"
     _run_ranks(int(words[words.index("--nproc-per-node") + 1]), words[position + 2 :])
 
@@ -146,6 +149,12 @@ def _run_python_code(line: str, words: list[str]) -> None:
     assert code == 0, output
 
 
+def _parse_doctor(line: str, words: list[str]) -> None:
+    """Read the arguments; test_doctor.py runs it."""
+    options = importlib.import_module("launch.doctor").parser().parse_intermixed_args(words[2:])
+    resolve_arguments(options.run_arguments)
+
+
 def _skip(line: str, words: list[str]) -> None:
     """Run nothing: needs Slurm (test_slurm.py submits these lines), a network, or minutes of an idle machine."""
 
@@ -158,6 +167,7 @@ INTERPRETERS: dict[str, Callable[[str, list[str]], None]] = {
     "python -m benchmarks.scaling --no-check": _run_python,
     "python -m benchmarks.": _skip,  # minutes of measuring; test_benchmarks.py runs a case
     "python -m ": _run_python,
+    "fl-dist doctor": _parse_doctor,
     "torchrun ": _run_torchrun,
     "make ": _run_make,
     "sha256sum ": _compare_hashes,

@@ -30,6 +30,7 @@ LAYERS = (
     "fl_dist.data.__main__",
     "fl_dist.run_command",
     "fl_dist.main",
+    "fl_dist.doctor",
     "launch",
     "fl_dist.__main__",
 )

@@ -138,6 +138,14 @@ def test_ranks_on_several_nodes_use_the_slurm_name_of_their_node(monkeypatch):
         assert [argument for argument in arguments if argument.startswith("--local-addr")] == expected
 
 
+def test_the_doctor_is_submitted_as_a_short_job(config, tmp_path, capsys):
+    assert submit.main([config, f"run.dir={tmp_path}/run", "--nodes", "2", "--doctor", "--dry-run"]) == 0
+    assert "#SBATCH --time=15\n" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        submit.main([config, "--doctor", "--local"])
+    assert "--local: not allowed with argument --doctor" in capsys.readouterr().err
+
+
 def test_profiles_are_checked(config, tmp_path, capsys):
     profiles = tmp_path / "profiles.yaml"
     profiles.write_text("here: {partitoin: fast}")

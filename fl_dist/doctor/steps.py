@@ -1,0 +1,139 @@
+"""Milliseconds of a forward and backward pass of the configuration's model: by rank, precision and memory format."""
+
+import contextlib
+import copy
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_dist.common.errors import ConfigError, describe_error
+from fl_dist.config import Config
+from fl_dist.distributed import bf16
+from fl_dist.distributed.devices import synchronizer
+from fl_dist.distributed.tf32 import check_tf32_support, use_tf32
+from fl_dist.doctor.checks import Check, Report, Status, find_error
+from fl_dist.doctor.tools import median_seconds
+from fl_dist.federation.experiment import Experiment
+from fl_dist.models import CompiledModule, allow_first_order_kernels
+
+NAME, VARIANTS, COMPILED = "local step", "local step, variants", "local step, compiled"
+REPEATS = 10
+MAX_RATIO = 1.5
+"""Between the slowest and the median worker."""
+MIN_GAIN = 0.7
+"""Of the time: less is worth advice."""
+
+
+def supported_precisions(config: Config, device: torch.device) -> list[str]:
+    """What this device computes with. Before anything else does: see `bf16`."""
+    names = ["float32"]
+    with contextlib.suppress(ConfigError):
+        check_tf32_support("tf32", device)
+        names.append("tf32")
+    with contextlib.suppress(ConfigError):
+        local = config.local.model_copy(update={"precision": "bf16"})
+        bf16.ensure_bf16_works(config.model_copy(update={"local": local}))
+        names.append("bf16")
+    return names
+
+
+def measure_step(experiment: Experiment) -> dict[str, Any]:
+    """In the configuration's own precision, without what the algorithm adds."""
+    precision = experiment.config.local.precision
+    return {"milliseconds": _time_step(experiment, experiment.model.module, precision), "precision": precision}
+
+
+def measure_variants(experiment: Experiment, precisions: Sequence[str]) -> dict[str, Any]:
+    """Each precision in both memory formats, if there are two."""
+    module: Any = copy.deepcopy(experiment.model.module).to(torch.float32)
+    has_formats = _batch(experiment)[0].dim() == 4
+    times = {name: _time_step(experiment, module, name) for name in precisions}
+    if has_formats:
+        module = module.to(memory_format=torch.channels_last)
+        for name in precisions:
+            times[f"{name} channels_last"] = _time_step(experiment, module, name, torch.channels_last)
+    return {"milliseconds": times}
+
+
+def measure_compiled(experiment: Experiment) -> dict[str, Any]:
+    """Without and with `local.compile`."""
+    precision = experiment.config.local.precision
+    module = copy.deepcopy(experiment.model.module).train()
+    plain = _time_step(experiment, module, precision)
+    allow_first_order_kernels(module, False)
+    try:
+        forward = CompiledModule(module, len(_batch(experiment)[0]))
+        compiled = _time_step(experiment, module, precision, forward=forward)
+    except Exception as e:  # the compiler's own, of any kind
+        return {"error": describe_error(e)}
+    return {"plain": plain, "compiled": compiled}
+
+
+def _batch(experiment: Experiment) -> tuple[Tensor, Tensor]:
+    data = experiment.client_data
+    largest = max(range(len(data.rows)), key=data.count)
+    return next(iter(data.batches(largest, experiment.config.seed, 0)))
+
+
+def _time_step(
+    experiment: Experiment,
+    module: Any,
+    precision: str,
+    memory_format: torch.memory_format = torch.contiguous_format,
+    forward: Callable[[Tensor], Tensor] | None = None,
+) -> float:
+    """`forward`: other code of the module's forward pass."""
+    task, (x, y) = experiment.task, _batch(experiment)
+    dtype = next(module.parameters()).dtype
+    x = x.to(dtype) if x.is_floating_point() else x
+    x = x.contiguous(memory_format=memory_format) if x.dim() == 4 else x
+
+    def step() -> None:
+        with _precision(precision, x.device):
+            outputs, targets = task.align((forward or module)(x), y)
+            task.loss(outputs.to(dtype), targets).backward()
+
+    return 1e3 * median_seconds(step, synchronizer(x.device), REPEATS)
+
+
+@contextlib.contextmanager
+def _precision(name: str, device: torch.device) -> Iterator[None]:
+    with use_tf32(name == "tf32"), torch.autocast(device.type, torch.bfloat16, enabled=name == "bf16"):
+        yield
+
+
+def check_step(reports: Sequence[Report]) -> Check:
+    """`reports` of the workers, which measured at the same time."""
+    if failed := find_error(NAME, reports, "fl-dist run --check CONFIG shows what the configuration means"):
+        return failed
+    times = [float(report.values["milliseconds"]) for report in reports]
+    typical, slowest = statistics.median(times), max(times)
+    shown = f"{typical:.3g} ms forward and backward in {reports[0].values['precision']}, all workers at once"
+    if slowest > MAX_RATIO * typical:
+        label = reports[times.index(slowest)].label
+        advice = "each round waits for the slowest worker: look for other programs, heat or another clock on that node"
+        return Check(NAME, Status.SLOW, f"{shown}; {label} needs {slowest:.3g} ms", advice)
+    return Check(NAME, Status.OK, shown)
+
+
+def check_variants(report: Report, precision: str) -> Check:
+    if failed := find_error(VARIANTS, [report], "the model may not support them; training does not need them"):
+        return failed._replace(status=Status.WARNING)
+    times: dict[str, float] = report.values["milliseconds"]
+    shown = ", ".join(f"{name} {time:.3g} ms" for name, time in times.items())
+    others = [name for name in ("tf32", "bf16") if name in times]
+    best = min(others, key=times.__getitem__, default=precision)
+    if precision in times and times[best] < MIN_GAIN * times[precision]:
+        return Check(VARIANTS, Status.OK, shown, f"local.precision={best} would be faster, if its accuracy suffices")
+    return Check(VARIANTS, Status.OK, shown)
+
+
+def check_compiled(report: Report) -> Check:
+    if failed := find_error(COMPILED, [report], "training does not need it; torch.compile needs a C++ compiler"):
+        return failed._replace(status=Status.WARNING)
+    plain, compiled = report.values["plain"], report.values["compiled"]
+    advice = "local.compile=true would be faster" if compiled < MIN_GAIN * plain else ""
+    return Check(COMPILED, Status.OK, f"{compiled:.3g} ms, {compiled / plain:.2f} × the plain {plain:.3g} ms", advice)
