@@ -15,6 +15,7 @@ import fl_dist
 from fl_dist import Callback
 from fl_dist.callbacks.base import CallbackList, ListedCallback, RunContext
 from fl_dist.callbacks.early_stopping import EarlyStopping
+from fl_dist.config import load
 from fl_dist.main import main
 from fl_dist.metrics.record import RoundRecord
 from fl_dist.tasks.classification import Classification
@@ -192,7 +193,7 @@ def test_a_failed_run_resumes_without_the_callback(train: Train) -> None:
         ("[{early_stopping: {target: 1, metric: loss}}]", "say whether max or min of loss is best"),
         ("[{best_model: {optional: maybe}}]", "callbacks.0.best_model.optional"),
         ("[json:loads]", "callback"),
-        ("5", "callbacks (set in the command line): input should be a valid list"),
+        ("5", "callbacks (set on the command line): input should be a valid list"),
     ],
 )
 def test_invalid_callback_lists_are_refused_before_training(
@@ -202,6 +203,10 @@ def test_invalid_callback_lists_are_refused_before_training(
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_single_callback_may_be_given_by_its_name() -> None:
+    assert load(None, ["callbacks=tensorboard"]).callbacks == load(None, ["callbacks=[tensorboard]"]).callbacks != []
 
 
 def test_help_lists_callbacks_and_their_settings(capsys: pytest.CaptureFixture[str]) -> None:

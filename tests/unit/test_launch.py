@@ -31,7 +31,7 @@ def write_sweep(folder: Path, text: str) -> str:
 @pytest.mark.parametrize("launcher", [local, submit])
 def test_a_bad_config_starts_nothing(launcher, config, tmp_path, capsys):
     assert launcher.main([config, "local.lrr=1", f"run.dir={tmp_path}/run"]) == 2
-    assert capsys.readouterr().err == "error: unknown key local.lrr (set in the command line); did you mean 'lr'?\n"
+    assert capsys.readouterr().err == "error: unknown key local.lrr (set on the command line); did you mean 'lr'?\n"
     assert not (tmp_path / "run").exists()
 
 

@@ -258,7 +258,7 @@ def test_modules_beside_a_configuration_are_importable_only_for_its_run(name: st
 
 BAD_BUILDERS = {
     "no module": ("", "model=nothing.at_all:net", "model: there is no module 'nothing' in the working folder "),
-    "no name": ("def net(): ...", "model={}:nets", "py has no 'nets'; did you mean 'net'? (set in the command line)"),
+    "no name": ("def net(): ...", "model={}:nets", "py has no 'nets'; did you mean 'net'? (set on the command line)"),
     "no form": ("", "model=':net'", "model: ':net' is not of the form module:name"),
     "not callable": ("net = 3", "model={}:net", "net is of type int, not a function or a class"),
     "syntax": ("def net(:\n    pass", "model={}:net", "failed: SyntaxError: invalid syntax"),
@@ -288,12 +288,12 @@ BAD_BUILDERS = {
     "unknown setting": (
         "def net(shape, outputs, *, width: int = 3): ...",
         "model={{name: {}:net, widht: 4}}",
-        "unknown key model.widht (set in the command line); did you mean 'width'?",
+        "unknown key model.widht (set on the command line); did you mean 'width'?",
     ),
     "wrong setting": (
         "def net(shape, outputs, *, width: int = 3): ...",
         "model={{name: {}:net, width: wide}}",
-        "model.width (set in the command line): input should be a valid integer, got 'wide'",
+        "model.width (set on the command line): input should be a valid integer, got 'wide'",
     ),
 }
 
