@@ -415,6 +415,7 @@ def test_a_task_without_logits_is_refused_by_parts_that_need_them(
     assert "the part trajectory of this algorithm needs logits of classes, which the task regression does not" in line
     line = run_error([f"data={name}:rows", "partition=iid"], capsys)
     assert "task classification needs a whole number as the label of each row; y_train has type float32" in line
+    assert line.endswith("convert it to integers; for real targets set task=regression")
     line = run_error([f"data={name}:rows", "partition=dirichlet", "task=regression", "algorithm=fedavg"], capsys)
     assert "partition dirichlet divides rows by class, but this data has no labels; choose iid or given" in line
 
