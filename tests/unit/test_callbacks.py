@@ -287,6 +287,15 @@ class TestEarlyStopping:
             callback.on_round_end(evaluation_record(k, value), context)
             assert bool(stops) == (stop is not None and k >= stop), k
 
+    def test_the_reason_names_the_rounds_without_improvement(self) -> None:
+        stops: list[str] = []
+        context = RunContext(None, Path(), Classification.primary_metric, 0, dict, stops.append)
+        callback = EarlyStopping(patience=2)
+        callback.on_run_begin(context)
+        for k, value in enumerate([0.1, 0.3, 0.2, 0.3], 1):
+            callback.on_round_end(evaluation_record(k, value), context)
+        assert stops == ["accuracy did not improve from round 2 to 4, and round 5 was already in training"]
+
     @pytest.mark.parametrize("task", ["classification", "regression"])
     def test_a_metric_that_the_task_does_not_have_is_named(
         self, task: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
