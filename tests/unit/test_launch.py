@@ -66,6 +66,13 @@ def test_the_dry_run_shows_the_batch_script_of_a_profile(config, tmp_path, capsy
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("seeds", "array"), [("[0]", None), ("[0, 1, 2]", "0-2%2")])
+def test_the_dry_run_of_a_sweep_shows_the_script_of_its_array(seeds, array, tmp_path, capsys):
+    file = write_sweep(tmp_path, f"grid: {{seed: {seeds}}}\nresources: {{parallel: 2}}\n")
+    assert sweep.main([file, "--dry-run"]) == 0
+    assert re.findall(r"^#SBATCH --array=(.*)$", capsys.readouterr().out, re.MULTILINE) == ([array] if array else [])
+
+
 def test_the_dry_run_of_a_finished_run_shows_its_batch_script(config, tmp_path, capsys):
     (tmp_path / "model.safetensors").touch()
     assert submit.main([config, f"run.dir={tmp_path}", "--dry-run"]) == 0
