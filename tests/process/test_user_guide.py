@@ -44,7 +44,9 @@ def test_all_launchers_give_the_same_bits(workspace: Path) -> None:
 
 
 def test_the_checks_of_a_method_hold(workspace: Path) -> None:
-    hashes = {name: model_hash(workspace / "runs" / name) for name in ("off", "fedavg", "momentum", "three", "extended")}
+    hashes = {
+        name: model_hash(workspace / "runs" / name) for name in ("off", "fedavg", "momentum", "three", "extended")
+    }
     assert hashes["off"] == hashes["fedavg"] != hashes["momentum"]
     assert hashes["momentum"] == hashes["three"] == hashes["extended"]
 
