@@ -42,6 +42,8 @@ DEFAULT_DIAGNOSTICS = (
 )
 """Measured if neither the command nor the run names any."""
 PLOTTABLE = ("surface", "plane", "along")
+MAX_SHOWN = 5
+"""Numbers of a list that the table shows; of a longer one, the first and the last."""
 
 
 def diagnose_command(arguments: argparse.Namespace) -> int:
@@ -56,8 +58,8 @@ def diagnose_command(arguments: argparse.Namespace) -> int:
             results = {str(path): _diagnose(path, config, rank_info) for path, config in configs.items()}
         if is_rank0:
             print("\n".join(_format_results(results)))
-            if plot_file and not surfaces.draw(results, plot_file):
-                raise ConfigError(f"no measurement is a picture; add {' or '.join(PLOTTABLE)} for {plot_file}")
+            if plot_file:
+                _draw(results, plot_file)
     except Exception as e:
         return end_failed_run(e, rank_info, exit_code(e), arguments.traceback or _shows_traceback(e))
     return 0
@@ -116,6 +118,12 @@ def _check_plot_file(name: str | None, configs: Iterable[Config]) -> Path | None
     except ValueError as e:
         raise ConfigError(str(e)) from None
     return expand_path(name)
+
+
+def _draw(results: dict[str, list[Measurement]], file: Path) -> None:
+    if not surfaces.draw(results, file):
+        raise ConfigError(f"no measurement is a picture; add {' or '.join(PLOTTABLE)} for {file}")
+    print(f"picture: {file}")
 
 
 @contextlib.contextmanager
@@ -216,7 +224,9 @@ def _format_value(value: Any) -> str:
         return "–"
     if isinstance(value, list):
         inner = len(value[0]) if value and isinstance(value[0], list) else 0
-        if not inner and len(value) <= 5:
+        if inner:
+            return f"[{len(value)} x {inner} numbers]"
+        if len(value) <= MAX_SHOWN:
             return " ".join(map(_format_value, value))
-        return f"[{len(value)}{f' x {inner}' if inner else ''} numbers]"
+        return f"{_format_value(value[0])} ... {_format_value(value[-1])} ({len(value)} numbers)"
     return f"{value:.4g}" if isinstance(value, int | float) else json.dumps(value)[:20]

@@ -127,8 +127,9 @@ class _ScriptWriter(submitit.SlurmExecutor):
         return 1
 
 
-def batch_script(folder: Path, options: Options) -> str:
-    """The script that would be submitted."""
+def batch_script(folder: Path, options: Options, runs: int = 1) -> str:
+    """The script that would be submitted; several runs are an array."""
     writer = _ScriptWriter(folder=folder)
     writer.update_parameters(**options)
+    writer.parameters |= {"map_count": runs} if runs > 1 else {}
     return str(writer._make_submission_file_text(writer._submitit_command_str, "dry-run"))

@@ -59,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     parser = terminal.ArgumentParser(prog="python -m launch.local", description=__doc__.splitlines()[0])
     add, natural, positive = parser.add_argument, partial(parse_int_at_least, 0), partial(parse_int_at_least, 1)
-    add("run_arguments", nargs="*", metavar="CONFIG key.sub=value", help="as for python -m fl_dist.main")
+    add(
+        "run_arguments", nargs="*", metavar="CONFIG key.sub=value", help="a YAML file and overrides, as for fl-dist run"
+    )
     add("-n", "--ranks", type=positive, default=3, help="processes on this node (default 3)")
     add("--max-restarts", type=natural, default=0, help="restarts after a rank was lost (default 0)")
     add("--nodes", type=positive, default=1, help="nodes of the job; each runs this command (default 1)")

@@ -24,7 +24,9 @@ def parser() -> argparse.ArgumentParser:
         parser.add_argument,
         "one rank per GPU (default 0: ranks on the CPU; with --local: all visible GPUs)",
     )
-    add("run_arguments", nargs="+", metavar="CONFIG key.sub=value", help="as for python -m fl_dist.main")
+    add(
+        "run_arguments", nargs="+", metavar="CONFIG key.sub=value", help="a YAML file and overrides, as for fl-dist run"
+    )
     add("--nodes", type=int, default=1)
     add("--gpus-per-node", type=int, help=gpus_help)
     add("--tasks-per-node", type=int, help="ranks per node (default: the number of GPUs, or 3)")

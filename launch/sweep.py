@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--status", action="store_true", help="show the progress of the runs")
     action.add_argument("--local", action="store_true", help="run here instead of submitting")
-    action.add_argument("--dry-run", action="store_true", help="print the runs and the batch script")
+    action.add_argument("--dry-run", action="store_true", help="print the runs and the batch script of their array")
     positive = partial(parse_int_at_least, 1)
     add("-j", "--jobs", type=positive, default=1, metavar="N", help="with --local: runs at a time")
     add_profile_options(parser)

@@ -52,7 +52,7 @@ def _execute(
         return 0
     if arguments.dry_run:
         print("\n".join(f"{run.name}: python -m fl_dist.main {shlex.join(run.command)}" for run in runs))
-        print(cluster.batch_script(folder / "jobs", options))
+        print(cluster.batch_script(folder / "jobs", options, len(runs)))
         return 0
     unstarted = _find_unstarted(runs)
     if not unstarted:

@@ -64,7 +64,10 @@ class EarlyStopping(Callback):
         if self.target is not None and sign * value >= sign * self.target:
             self.reason = f"{self.metric} {value:.6g} in round {record.round} reached the target {self.target:g}"
         elif self.patience is not None and record.round - self.best_round >= self.patience:
-            self.reason = f"{self.metric} has not improved since round {self.best_round}"
+            self.reason = (
+                f"{self.metric} did not improve from round {self.best_round} to {record.round},"
+                f" and round {record.round + 1} was already in training"
+            )
         if self.reason:
             context.request_stop(self.reason)
 

@@ -69,8 +69,9 @@ class Registry(Generic[T]):
             return import_builder(name)
         if name not in self._builders:
             hint = suggest(name, self._builders)
+            end = "" if hint.endswith("?") else "."
             raise UnknownNameError(
-                f"unknown {self.kind} {shorten(repr(name))}; {hint}, or module:name for one of your own"
+                f"unknown {self.kind} {shorten(repr(name))}; {hint}{end} One of your own is named module:name"
             )
         return self._builders[name]
 

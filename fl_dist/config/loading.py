@@ -119,7 +119,7 @@ def _validate_diagnostic(label: str, keys: Any, sources: Sources) -> dict[str, A
     """Validate a diagnostic `label: {name: ..., every: ..., settings}`."""
     path, keys = ("diagnostics", label), {} if keys is None else keys
     if not isinstance(keys, dict):
-        raise ConfigError(f"{_dotted(path)} must be a mapping such as {{every: 10}}, in {source_of(path, sources)}")
+        raise ConfigError(f"{_dotted(path)} must be a mapping such as {{every: 10}}, {source_of(path, sources)}")
     common = DiagnosticKeys.model_fields
     own: DiagnosticKeys = _parse(DiagnosticKeys, {k: keys[k] for k in common if k in keys}, path, sources)
     name, settings = own.name or label, {k: v for k, v in keys.items() if k not in common}
@@ -171,7 +171,7 @@ def _validate_settings(
 ) -> dict[str, Any]:
     """The settings of a builder with its defaults; `common` are keys that its section has for every builder."""
     if not isinstance(name, str) or not isinstance(settings, dict):
-        raise ConfigError(f"{_dotted(path)}: expected a name and a mapping of settings, in {source_of(path, sources)}")
+        raise ConfigError(f"{_dotted(path)}: expected a name and a mapping of settings, {source_of(path, sources)}")
     try:
         if clashes := sorted(registry.schema(name).model_fields.keys() & set(common)):
             raise BuilderError(
@@ -179,7 +179,7 @@ def _validate_settings(
             )
         return registry.validate(name, settings)
     except (UnknownNameError, UserImportError, BuilderError) as e:
-        raise ConfigError(f"{_dotted(path)}: {e} (set in {source_of((*path, 'name'), sources)})") from e
+        raise ConfigError(f"{_dotted(path)}: {e} (set {source_of((*path, 'name'), sources)})") from e
     except ValidationError as e:
         message = _explain(e.errors()[0], path, registry.schema(name), sources, ("name", *common))
         raise ConfigError(message) from None
@@ -281,7 +281,7 @@ def _explain(
     """One line for a validation error: key, file, what is wrong, what would be right."""
     location = tuple(step for step in error["loc"] if not (isinstance(step, str) and "[" in step))
     full = path + location
-    key, source = _dotted(full), f"(set in {source_of(full, sources)})"
+    key, source = _dotted(full), f"(set {source_of(full, sources)})"
     if error["type"] == "extra_forbidden" and key in RENAMED_KEYS:
         return f"{key} is now {RENAMED_KEYS[key]} {source}"
     if error["type"] == "extra_forbidden":

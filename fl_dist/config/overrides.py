@@ -36,8 +36,10 @@ def merge_overrides(
 
 
 def expand_names(raw: dict[str, Any]) -> dict[str, Any]:
-    """Sections that only name a builder, such as `model: cnn`, written as mappings."""
-    return raw | {section: {"name": raw[section]} for section in BUILDER_SECTIONS if isinstance(raw.get(section), str)}
+    """Sections that only name a builder, such as `model: cnn`, as mappings; the name of a single callback as a list."""
+    named = {section: {"name": raw[section]} for section in BUILDER_SECTIONS if isinstance(raw.get(section), str)}
+    listed = {"callbacks": [raw["callbacks"]]} if isinstance(raw.get("callbacks"), str) else {}
+    return raw | named | listed
 
 
 def expand_override(override: str) -> str:
@@ -85,7 +87,9 @@ def _apply(raw: dict[str, Any], override: str, sources: dict[KeyPath, str]) -> N
 
 
 def source_of(path: KeyPath, sources: Sources) -> str:
-    return next(sources[path[:end]] for end in range(len(path), -1, -1) if path[:end] in sources)
+    """Where a key was set, for the end of a message."""
+    source = next(sources[path[:end]] for end in range(len(path), -1, -1) if path[:end] in sources)
+    return f"{'on' if source == COMMAND_LINE else 'in'} {source}"
 
 
 def read_recorded_config(path: str | Path) -> Any:

@@ -216,7 +216,7 @@ def _build_run(
     try:
         config, command = resolve_arguments(arguments)
     except ConfigError as e:
-        message = str(e) if overrides else str(e).replace(f"(set in {COMMAND_LINE})", "(set in the sweep)")
+        message = str(e) if overrides else str(e).replace(f"(set on {COMMAND_LINE})", "(set in the sweep)")
         raise ConfigError(f"run {folder.name}: {message}") from e.__cause__
     return SweepRun(folder.name, folder, labels, config, command)
 

@@ -78,8 +78,8 @@ class Spread(RecordModel):
     loss_std: float = field("standard deviation of the clients' mean training loss")
     loss_min: float = field("smallest mean training loss of a client")
     loss_max: float = field("largest mean training loss of a client")
-    norm_mean: float = field("mean length of the clients' updates")
-    norm_std: float = field("standard deviation of the lengths of the clients' updates")
+    norm_mean: float = field("mean norm of the clients' updates")
+    norm_std: float = field("standard deviation of the norms of the clients' updates")
     validation_mean: float | None = field(
         "mean over all clients of the task's metric on their own validation rows (`clients.validation`)", default=None
     )
@@ -89,9 +89,9 @@ class Spread(RecordModel):
 
 
 class Norms(RecordModel):
-    update: float = field("length of the mean update")
+    update: float = field("norm of the mean update")
     drift: float = field("root mean squared distance of the clients' updates from their mean")
-    model: float = field("length of the new model")
+    model: float = field("norm of the new model")
 
 
 class WorkerRecord(RecordModel):
@@ -148,7 +148,7 @@ class RoundRecord(RecordModel):
     spread: Spread | None = field(
         "spread over the round's clients", "5_clients", heading="Spread over clients", default=None
     )
-    norms: Norms | None = field("lengths of vectors", "6_norms", heading="Norms", default=None)
+    norms: Norms | None = field("L2 norms of vectors", "6_norms", heading="Norms", default=None)
     seconds: Seconds = field("seconds per phase", "8_seconds", heading="Seconds of a round")
     workers: Mapping[str, WorkerRecord] = field("by rank, what it did", "9_workers", default={})
     diagnostics: Mapping[str, Mapping[str, Any]] | None = field(

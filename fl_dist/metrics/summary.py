@@ -30,7 +30,7 @@ MEANINGS = {
     "dropped": "clients that failed and were left out, over all rounds",
     "stopped": "the reason, only if a callback ended the run",
     "server_busy": "share of the time in which a dedicated server evaluated, saved or computed its step; only if "
-    "`topology.server` is `dedicated` on more than one rank",
+    "`topology.server` is `dedicated` on more than one rank in the last attempt",
 }
 """Every key of `summary.json`."""
 
@@ -52,11 +52,11 @@ def summarize(records: Sequence[RoundRecord], window: int, metric: PrimaryMetric
 
 
 def server_load(records: Sequence[RoundRecord]) -> Summary:
-    """Of a dedicated server: the share of the time in which it evaluated, saved or computed its step."""
+    """Of a server that is dedicated now: the share of the time in which it evaluated, saved or computed its step."""
+    if not records or not _has_dedicated_server(records[-1]):
+        return {}
     pairs = zip(records, [None, *records], strict=False)
     rounds = [(record, previous) for record, previous in pairs if _has_dedicated_server(record)]
-    if not rounds:
-        return {}
     busy = sum(r.seconds.server + r.seconds.checkpoint + _evaluation_seconds(previous) for r, previous in rounds)
     return {"server_busy": min(1.0, busy / sum(record.seconds.total for record, _ in rounds))}
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_dist.common.errors import ModelError
-from fl_dist.models.base import models
+from fl_dist.models.base import advise_on_shape, models
 
 PATCH, DIM, HEADS, BLOCKS = 4, 384, 8, 2
 
@@ -67,6 +67,6 @@ def vit_cifar(shape: tuple[int, ...], outputs: int) -> nn.Module:
     if len(shape) != 3 or shape[1] % PATCH or shape[2] % PATCH:
         raise ModelError(
             f"model vit_cifar needs images [C, H, W] with H and W multiples of {PATCH}, not {list(shape)};"
-            " use model mlp"
+            f" {advise_on_shape(shape)}"
         )
     return ViT(shape, outputs)

@@ -161,7 +161,7 @@ def _partitions(builder: ReportBuilder) -> Iterator[tuple[str, list[Part]]]:
 
 
 def _client_spread(builder: ReportBuilder, run: RunSnapshot) -> list[Part]:
-    """How far the clients of a round differ in loss and in the length of their updates."""
+    """How far the clients of a round differ in loss and in the norm of their updates."""
 
     def spread(name: str) -> Points:
         return points(run, lambda record: getattr(record.spread, name, None))
@@ -178,7 +178,7 @@ def _client_spread(builder: ReportBuilder, run: RunSnapshot) -> list[Part]:
     )
     mean, std = spread("norm_mean"), spread("norm_std")
     low, high = ({k: mean[k] + sign * std[k] for k in mean if k in std} for sign in (-1, 1))
-    title = "length of updates: mean ± deviation"
+    title = "norm of updates: mean ± standard deviation"
     names += _range_chart(builder, run, f"clients/norm/{number}", title, mean, low, high)
     return charts(names)
 

@@ -48,7 +48,7 @@ def run_table(runs: Sequence[RunSnapshot]) -> str:
     headers = ["run", "state", "rounds", "score", "best (round)", "time", "sent", "last change"]
     table = html_table([*headers, "algorithm", "data", "model"], [_run_row(run) for run in runs], "wide")
     return table + notes(
-        ["score: mean ± deviation over the last rounds; * not finished; time: of rounds + of diagnostics"]
+        ["score: mean ± standard deviation over the last rounds; * not finished; time: of rounds + of diagnostics"]
     )
 
 

@@ -25,7 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     parser = terminal.ArgumentParser(prog="python -m fl_dist.results", description=__doc__.splitlines()[0])
     add_run_arguments(parser)
-    parser.add_argument("--measure", choices=("mean", "last", "best"), help="of a run: mean of its last rounds, ...")
+    parser.add_argument(
+        "--measure",
+        choices=("mean", "last", "best"),
+        help="of a run: the mean of its last rounds, its last or best round",
+    )
     parser.add_argument("--final-window", type=partial(parse_int_at_least, 1), metavar="N", help="rounds of that mean")
     parser.add_argument(
         "--target",

@@ -253,7 +253,7 @@ def _describe_metric(
     kinds = {"seeds": f"{seeds} seeds", "rounds": span}
     mean = ", the mean of those of the seeds" if table.spread == "rounds" and seeds > 1 else ""
     deviation = " or, of one run, over ".join(kinds[kind] for kind in kinds if kind in spread)
-    return f"{description}; ± deviation over {deviation}{mean}"
+    return f"{description}; ± standard deviation over {deviation}{mean}"
 
 
 def _published_notes(table: TableSettings, cells: Sequence[tuple[Number, Measure]]) -> list[str]:

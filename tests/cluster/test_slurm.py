@@ -339,7 +339,7 @@ def test_a_bad_config_fails_with_one_line_in_the_log(jobs):
     job = jobs["bad"].result()
     assert job.state == "FAILED"
     errors = [command_line for command_line in job.log.read_text().splitlines() if command_line.startswith("error: ")]
-    assert errors == ["error: unknown key local.lrr (set in the command line); did you mean 'lr'?"]
+    assert errors == ["error: unknown key local.lrr (set on the command line); did you mean 'lr'?"]
     assert "Traceback" not in job.log.read_text()
 
 

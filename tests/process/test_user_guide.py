@@ -43,6 +43,14 @@ def test_all_launchers_give_the_same_bits(workspace: Path) -> None:
     assert 0 < records[-1]["method"]["correlation"] < 1
 
 
+def test_the_checks_of_a_method_hold(workspace: Path) -> None:
+    hashes = {
+        name: model_hash(workspace / "runs" / name) for name in ("off", "fedavg", "momentum", "three", "extended")
+    }
+    assert hashes["off"] == hashes["fedavg"] != hashes["momentum"]
+    assert hashes["momentum"] == hashes["three"] == hashes["extended"]
+
+
 def test_only_the_trained_part_of_a_model_is_sent(workspace: Path) -> None:
     full, head = (read_records(workspace / "runs" / name)[0] for name in ("net", "head"))
     assert head["bytes_up"] / full["bytes_up"] == pytest.approx((48 + 1) * 10 / ((64 + 1) * 48 + (48 + 1) * 10))

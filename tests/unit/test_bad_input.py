@@ -142,7 +142,7 @@ class TestText:
     @pytest.mark.parametrize("key", ["server.lr", "local.lr", "comm.timeout", "checkpoint.grace", "clients.deadline"])
     def test_numbers_are_finite(self, key: str, value: str, capsys: Captured) -> None:
         assert main([f"{key}={value}"]) == 2
-        assert f"{key} (set in the command line)" in read_error_line(capsys)
+        assert f"{key} (set on the command line)" in read_error_line(capsys)
 
     def test_numbers_of_every_builder_are_finite(self) -> None:
         schemas = [registry.schema(name) for registry in BUILDER_SECTIONS.values() for name in registry]
@@ -160,19 +160,19 @@ class TestText:
 
 class TestSizes:
     BAD = [
-        ("model={name: mlp, hidden: [1000000000000]}", "model.hidden.0 (set in the command line): input should be"),
-        ("topology.threads=100000", "topology.threads (set in the command line): input should be less than or equal"),
-        ("clients.per_round=1000000000", "clients.per_round (set in the command line): input should be less than"),
-        ("clients.total=1000000000", "clients.total (set in the command line): input should be less than or equal to"),
+        ("model={name: mlp, hidden: [1000000000000]}", "model.hidden.0 (set on the command line): input should be"),
+        ("topology.threads=100000", "topology.threads (set on the command line): input should be less than or equal"),
+        ("clients.per_round=1000000000", "clients.per_round (set on the command line): input should be less than"),
+        ("clients.total=1000000000", "clients.total (set on the command line): input should be less than or equal to"),
         ("partition={name: shards, per_client: 1000000000}", "shards need 4000000000 rows, there are 1437; lower"),
         ("partition={name: dirichlet, variant: unbalanced, min_size: 1000000000}", "fewer than 1000000000 rows"),
-        ("local.epochs=1000000000000000000", "local.epochs (set in the command line): input should be less than"),
+        ("local.epochs=1000000000000000000", "local.epochs (set on the command line): input should be less than"),
         ("local.batch_size=1000000000000000000000", "local.batch_size must be full, or from 1 to 10,000,000"),
-        ("evaluate.batch_size=1000000000000000000000", "evaluate.batch_size (set in the command line)"),
+        ("evaluate.batch_size=1000000000000000000000", "evaluate.batch_size (set on the command line)"),
         ("clients.min_survivors=3", "clients.min_survivors is 3, but a round may have only 2 clients"),
-        ("checkpoint.grace=1e300", "checkpoint.grace (set in the command line): input should be less than or equal"),
-        ("comm.timeout=1e300", "comm.timeout (set in the command line): input should be less than or equal to"),
-        ("augment={name: crop_flip, padding: 1000000000}", "augment.padding (set in the command line)"),
+        ("checkpoint.grace=1e300", "checkpoint.grace (set on the command line): input should be less than or equal"),
+        ("comm.timeout=1e300", "comm.timeout (set on the command line): input should be less than or equal to"),
+        ("augment={name: crop_flip, padding: 1000000000}", "augment.padding (set on the command line)"),
         ("a." * 60_000 + "b=1", "a key has no 60001 levels"),
     ]  # fmt: skip
 

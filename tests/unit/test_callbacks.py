@@ -15,6 +15,7 @@ import fl_dist
 from fl_dist import Callback
 from fl_dist.callbacks.base import CallbackList, ListedCallback, RunContext
 from fl_dist.callbacks.early_stopping import EarlyStopping
+from fl_dist.config import load
 from fl_dist.main import main
 from fl_dist.metrics.record import RoundRecord
 from fl_dist.tasks.classification import Classification
@@ -202,7 +203,7 @@ def test_a_failed_run_resumes_without_the_callback(train: Train) -> None:
         ("[{early_stopping: {target: 1, metric: loss}}]", "say whether max or min of loss is best"),
         ("[{best_model: {optional: maybe}}]", "callbacks.0.best_model.optional"),
         ("[json:loads]", "callback"),
-        ("5", "callbacks (set in the command line): input should be a valid list"),
+        ("5", "callbacks (set on the command line): input should be a valid list"),
     ],
 )
 def test_invalid_callback_lists_are_refused_before_training(
@@ -212,6 +213,10 @@ def test_invalid_callback_lists_are_refused_before_training(
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_single_callback_may_be_given_by_its_name() -> None:
+    assert load(None, ["callbacks=tensorboard"]).callbacks == load(None, ["callbacks=[tensorboard]"]).callbacks != []
 
 
 def test_help_lists_callbacks_and_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,6 +296,15 @@ class TestEarlyStopping:
             callback = restore(callback, context, patience)
             callback.on_round_end(evaluation_record(k, value), context)
             assert bool(stops) == (stop is not None and k >= stop), k
+
+    def test_the_reason_names_the_rounds_without_improvement(self) -> None:
+        stops: list[str] = []
+        context = RunContext(None, Path(), Classification.primary_metric, 0, dict, stops.append)
+        callback = EarlyStopping(patience=2)
+        callback.on_run_begin(context)
+        for k, value in enumerate([0.1, 0.3, 0.2, 0.3], 1):
+            callback.on_round_end(evaluation_record(k, value), context)
+        assert stops == ["accuracy did not improve from round 2 to 4, and round 5 was already in training"]
 
     @pytest.mark.parametrize("task", ["classification", "regression"])
     def test_a_metric_that_the_task_does_not_have_is_named(

@@ -385,3 +385,30 @@ def test_augmentation_none_draws_nothing() -> None:
 def test_crop_flip_refuses_features() -> None:
     augment = augmentations.build("crop_flip", {})
     assert "needs images" in data_error(augment, torch.ones(2, 3), torch.Generator())
+
+
+@pytest.mark.parametrize(
+    ("y", "advice"),
+    [
+        (np.arange(40)[:, None] % 2, "reshape it to [n]"),
+        (np.arange(40) % 2 * 1.0, "convert it to integers; for real targets set task=regression"),
+        (np.ones((40, 2), int), "set task.name to one that fits"),
+    ],
+)
+def test_targets_that_are_no_labels_get_advice(
+    y: np.ndarray, advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save_npz(tmp_path / "d.npz", y_train=y, y_test=y[:8])
+    assert main([*SMALL_RUN, *npz_settings(path), f"run.dir={tmp_path / 'run'}"]) == 1
+    assert capsys.readouterr().err.endswith(f": {advice}\n")
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_labels_that_do_not_start_at_0_are_a_warning(
+    first: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    y = np.arange(40) % 3 + first
+    path = save_npz(tmp_path / "d.npz", y_train=y, y_test=y[:8])
+    assert main([*SMALL_RUN, *npz_settings(path), f"run.dir={tmp_path / 'run'}"]) == 0
+    warning = "warning: no training row has label 0; labels count from 0\n"
+    assert capsys.readouterr().err == (warning if first else "")

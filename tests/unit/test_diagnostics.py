@@ -784,6 +784,12 @@ class TestArguments:
         assert [line for line in help_lines() if "plane.methods" in line and "null" in line]
         assert not [line for line in help_lines() if "\n" in line]
 
+    def test_a_long_list_is_shown_by_its_ends(self, case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+        assert diagnose([str(case.path), "surface.points=3", "along.points=6"]) == 0
+        output, radii = capsys.readouterr().out, last_entry(case.path)["values"]["radii"]
+        assert re.search(rf"^along\.radii +{radii[0]:.4g} \.\.\. {radii[-1]:.4g} \(6 numbers\)$", output, re.MULTILINE)
+        assert re.search(r"^surface\.loss +\[3 x 3 numbers\]$", output, re.MULTILINE)
+
     @pytest.mark.parametrize("word", ["runs/lr=0.1", "lr=0.1", "runs/none", "sharpnes"])
     def test_unknown_arguments_are_refused(self, word: str, case: Case, capsys: pytest.CaptureFixture[str]) -> None:
         assert diagnose([str(case.path), word]) == 2
@@ -899,9 +905,10 @@ def last_entry(run: Path) -> dict[str, Any]:
     return entry
 
 
-def test_measurements_are_plotted(case: Case, tmp_path: Path) -> None:
+def test_measurements_are_plotted(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for suffix in ("png", "pdf"):
         file = tmp_path / f"loss.{suffix}"
         arguments = ["surface.points=3", "along.points=3", "plane.points=3", "--picture", str(file)]
         assert diagnose([str(case.path), *arguments]) == 0
         assert file.stat().st_size > 5000
+        assert capsys.readouterr().out.endswith(f"\npicture: {file}\n")

@@ -26,15 +26,17 @@ from launch import sweep
 from tests.support.data_files import SMALL_RUN, npz_arguments, save_npz
 
 BAD_VALUES = [
-    ("local.learning_rate=0.1", "unknown key local.learning_rate (set in the command line); valid: batch_size, clip"),
-    ("local.ephocs=1", "unknown key local.ephocs (set in the command line); did you mean 'epochs'?"),
-    ("loca.lr=0.1", "unknown key loca (set in the command line); did you mean 'local'?"),
-    ("rounds=many", "rounds (set in the command line): input should be a valid integer"),
-    ("seed=true", "seed (set in the command line): input should be a valid integer, got True"),
-    ("local.lr=-1", "local.lr (set in the command line): input should be greater than 0, got -1"),
-    ("algorithm.name=fedsma", "algorithm: unknown algorithm 'fedsma'; did you mean 'fedsam'?"),
-    ("algorithm={name: fedsam, roh: 1}", "unknown key algorithm.roh (set in the command line); did you mean 'rho'?"),
-    ("algorithm={name: fedsam, rho: -1}", "algorithm.rho (set in the command line): input should be greater than"),
+    ("local.learning_rate=0.1", "unknown key local.learning_rate (set on the command line); valid: batch_size, clip"),
+    ("local.ephocs=1", "unknown key local.ephocs (set on the command line); did you mean 'epochs'?"),
+    ("loca.lr=0.1", "unknown key loca (set on the command line); did you mean 'local'?"),
+    ("rounds=many", "rounds (set on the command line): input should be a valid integer"),
+    ("seed=true", "seed (set on the command line): input should be a valid integer, got True"),
+    ("local.lr=-1", "local.lr (set on the command line): input should be greater than 0, got -1"),
+    ("algorithm.name=fedsma", "algorithm: unknown algorithm 'fedsma'; did you mean 'fedsam'? One of your own"),
+    ("model=x", "vgg11, vit_cifar. One of your own is named module:name (set on the command line)"),
+    ("diagnostics.lpf=3", "diagnostics.lpf must be a mapping such as {every: 10}, on the command line"),
+    ("algorithm={name: fedsam, roh: 1}", "unknown key algorithm.roh (set on the command line); did you mean 'rho'?"),
+    ("algorithm={name: fedsam, rho: -1}", "algorithm.rho (set on the command line): input should be greater than"),
     ("algorithm={parts: [{sam: {}}, {asam: {}}]}", "parts sam and asam exclude each other: both set the evaluation"),
     ("algorithm={parts: [{dual: {}}, {nesterov: {}}]}", "part dual must come after nesterov"),
     ("algorithm={parts: [{momentumperturb: {}}]}", "needs the server variable 'm', which no part keeps"),
@@ -47,8 +49,8 @@ BAD_VALUES = [
     ("data={name: npz}", "missing key data.path"),
     ("model={name: mlp, init: nowhere.safetensors}", "nowhere.safetensors does not exist"),
     ("rounds", "override 'rounds' is not of the form key.sub=value"),
-    ("comm.meeting=3", "error: comm.meeting is now comm.rendezvous_timeout (set in the command line)\n"),
-    ("evaluate={last: 3}", "error: evaluate.last is now evaluate.final_window (set in the command line)\n"),
+    ("comm.meeting=3", "error: comm.meeting is now comm.rendezvous_timeout (set on the command line)\n"),
+    ("evaluate={last: 3}", "error: evaluate.last is now evaluate.final_window (set on the command line)\n"),
 ]
 
 

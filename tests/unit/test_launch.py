@@ -33,7 +33,7 @@ def write_sweep(folder: Path, text: str) -> str:
 @pytest.mark.parametrize("launcher", [local, submit])
 def test_a_bad_config_starts_nothing(launcher, config, tmp_path, capsys):
     assert launcher.main([config, "local.lrr=1", f"run.dir={tmp_path}/run"]) == 2
-    assert capsys.readouterr().err == "error: unknown key local.lrr (set in the command line); did you mean 'lr'?\n"
+    assert capsys.readouterr().err == "error: unknown key local.lrr (set on the command line); did you mean 'lr'?\n"
     assert not (tmp_path / "run").exists()
 
 
@@ -67,6 +67,13 @@ def test_the_dry_run_shows_the_batch_script_of_a_profile(config, tmp_path, capsy
     assert re.search(r"^srun .*--cpus-per-task=2 ", script, re.MULTILINE), "srun does not inherit it"
     assert "\nmodule load x\n" in script
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("seeds", "array"), [("[0]", None), ("[0, 1, 2]", "0-2%2")])
+def test_the_dry_run_of_a_sweep_shows_the_script_of_its_array(seeds, array, tmp_path, capsys):
+    file = write_sweep(tmp_path, f"grid: {{seed: {seeds}}}\nresources: {{parallel: 2}}\n")
+    assert sweep.main([file, "--dry-run"]) == 0
+    assert re.findall(r"^#SBATCH --array=(.*)$", capsys.readouterr().out, re.MULTILINE) == ([array] if array else [])
 
 
 def test_the_dry_run_of_a_finished_run_shows_its_batch_script(config, tmp_path, capsys):

@@ -180,6 +180,20 @@ def test_a_model_refuses_unsupported_input_shapes(name: str, shape: tuple[int, .
     assert f"not {list(shape)}; use model mlp" in error_message(build_by_name, name, shape)
 
 
+@pytest.mark.parametrize(
+    ("shape", "advice"),
+    [
+        ((28, 28, 3), "move the channels first"),
+        ((30, 30, 1), "move the channels first"),
+        ((28, 28), "add a channel axis, x[:, None], or use model mlp"),
+        ((1, 2, 3), "use model mlp"),
+    ],
+)
+@pytest.mark.parametrize("name", ["cnn", "vit_cifar"])
+def test_rows_in_another_order_of_axes_get_advice(name: str, shape: tuple[int, ...], advice: str) -> None:
+    assert error_message(build_by_name, name, shape).endswith(f"not {list(shape)}; {advice}")
+
+
 @pytest.fixture
 def init_file(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
     tensors = {name: p.detach().double() for name, p in build_by_name("mlp", (5,), 3, seed=7).named_parameters()}

@@ -202,7 +202,7 @@ class TestMeasures:
 
     def test_the_text_names_the_kind_of_deviation(self, write_run: WriteRun) -> None:
         write_all_runs(write_run)
-        assert "deviation over 3 seeds" in invoke_ok("sweep.yaml").out
+        assert "± standard deviation over 3 seeds" in invoke_ok("sweep.yaml").out
         single = invoke_ok("sweep.yaml", "--only", "*seed1").out
         assert "seeds" not in single and "deviation" in single and "rounds" in single
 
@@ -223,7 +223,7 @@ class TestMeasures:
         assert float(lines["Fed A", "IID", "mean"]["std"]) == pytest.approx(statistics.mean(deviations))
         assert lines["Fed A", "IID", "rounds@0.1"]["std"] == ""
         text = invoke_ok("sweep.yaml", "--spread", "rounds").out
-        assert "± deviation over the last 3 rounds, the mean of those of the seeds" in text
+        assert "± standard deviation over the last 3 rounds, the mean of those of the seeds" in text
         seeds = [100 * statistics.mean(run[-3:]) for run in runs]
         for arguments in (["--spread", "seeds"], []):
             line = csv_values("sweep.yaml", *arguments)["Fed A", "IID", "mean"]

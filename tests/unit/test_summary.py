@@ -59,6 +59,11 @@ def test_the_load_of_a_dedicated_server_is_its_share_of_the_time(records: list[R
 def test_without_a_dedicated_server_there_is_no_load() -> None:
     assert server_load([server_record(5, {0: (4.0, 2)}), server_record(5, {0: (4.0, 2), 1: (4.0, 2)})]) == {}
     assert server_load([RoundRecord.from_json(COMMON_FIELDS | {"seconds": {"total": 1.0}})]) == {}
+    assert server_load([]) == {}
+
+
+def test_a_run_that_one_process_resumed_has_no_dedicated_server() -> None:
+    assert server_load([server_record(5, TWO_WORKERS), server_record(5, {0: (4.0, 2)})]) == {}
 
 
 def test_the_summary_shows_the_load_of_the_server() -> None:

@@ -284,7 +284,7 @@ def test_modules_beside_a_configuration_are_importable_only_for_its_run(name: st
 
 BAD_BUILDERS = {
     "no module": ("", "model=nothing.at_all:net", "model: there is no module 'nothing' in the working folder "),
-    "no name": ("def net(): ...", "model={}:nets", "py has no 'nets'; did you mean 'net'? (set in the command line)"),
+    "no name": ("def net(): ...", "model={}:nets", "py has no 'nets'; did you mean 'net'? (set on the command line)"),
     "no form": ("", "model=':net'", "model: ':net' is not of the form module:name"),
     "not callable": ("net = 3", "model={}:net", "net is of type int, not a function or a class"),
     "syntax": ("def net(:\n    pass", "model={}:net", "failed: SyntaxError: invalid syntax"),
@@ -314,12 +314,12 @@ BAD_BUILDERS = {
     "unknown setting": (
         "def net(shape, outputs, *, width: int = 3): ...",
         "model={{name: {}:net, widht: 4}}",
-        "unknown key model.widht (set in the command line); did you mean 'width'?",
+        "unknown key model.widht (set on the command line); did you mean 'width'?",
     ),
     "wrong setting": (
         "def net(shape, outputs, *, width: int = 3): ...",
         "model={{name: {}:net, width: wide}}",
-        "model.width (set in the command line): input should be a valid integer, got 'wide'",
+        "model.width (set on the command line): input should be a valid integer, got 'wide'",
     ),
 }
 
@@ -441,6 +441,7 @@ def test_a_task_without_logits_is_refused_by_parts_that_need_them(
     assert "the part trajectory of this algorithm needs logits of classes, which the task regression does not" in line
     line = run_error([f"data={name}:rows", "partition=iid"], capsys)
     assert "task classification needs a whole number as the label of each row; y_train has type float32" in line
+    assert line.endswith("convert it to integers; for real targets set task=regression")
     line = run_error([f"data={name}:rows", "partition=dirichlet", "task=regression", "algorithm=fedavg"], capsys)
     assert "partition dirichlet divides rows by class, but this data has no labels; choose iid or given" in line
 
