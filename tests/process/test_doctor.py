@@ -112,7 +112,7 @@ def test_a_crash_is_a_failed_check() -> None:
 
 def test_a_bad_configuration_is_one_line() -> None:
     code, _, output = examine("local.lrr=1")
-    assert (code, output) == (2, "error: unknown key local.lrr (set in the command line); did you mean 'lr'?\n")
+    assert (code, output) == (2, "error: unknown key local.lrr (set on the command line); did you mean 'lr'?\n")
 
 
 @timing
