@@ -67,7 +67,7 @@ class LocalTraining:
         self._layer_outputs = {id(flat): LayerOutputs(flat.module, algorithm.layers) for flat in (model, eval_model)}
         model.train()
         eval_model.module.eval()
-        self._is_first_step = True
+        self._momentum: list[Tensor] | None = None
         self._module: Callable[[Tensor], Tensor] = model.module
         """For local steps; the eval model is not compiled."""
 
@@ -114,11 +114,6 @@ class LocalTraining:
         """A vector for gradients; a rank that trains nobody does not need it."""
         return torch.zeros_like(self.model.vector)
 
-    @cached_property
-    def _momentum(self) -> list[Tensor]:
-        """The memory of all clients' momentum in turn: a client's first step overwrites it."""
-        return [torch.empty_like(self.model.vector)] if self.local.momentum else []
-
     @property
     def seconds(self) -> float:
         """Of the client so far, without copies for diagnostics."""
@@ -126,7 +121,7 @@ class LocalTraining:
 
     def _start(self, client: int, s: Vars, buffers: Tensor, r: Round) -> None:
         seed_global(torch_seed(self.seed, "dropout", r.index, client), self.model.vector.device)
-        self._is_first_step = True
+        self._momentum = None
         self.model.vector.copy_(s.x)
         self.model.bind(self.model.vector)
         self.model.buffers.write(buffers)
@@ -155,19 +150,21 @@ class LocalTraining:
                 f"the direction of a local step became {describe_value(step)}, "
                 f"not a vector like the model, {describe_value(w)}"
             )
+        is_first, momentum = self._momentum is None, self._momentum or []
+        if is_first:
+            momentum = self._momentum = [torch.empty_like(w)] if self.local.momentum else []
         torch._fused_sgd_(
             [w],
             [step],
-            self._momentum,
+            momentum,
             lr=lr,
             momentum=self.local.momentum,
             weight_decay=self.local.weight_decay,
             dampening=0.0,
             nesterov=False,
             maximize=False,
-            is_first_step=self._is_first_step,
+            is_first_step=is_first,
         )
-        self._is_first_step = False
 
     def _clip(self, step: Tensor) -> Tensor:
         if self.local.clip is None:
