@@ -39,7 +39,7 @@ def render(text: str, folder: Path) -> str:
     """The document with new tables; what its commands write is left in the folder."""
     for name, output in run_commands(text, folder):
         table = re.compile(rf"(?<=<!-- {re.escape(name)} -->\n).*?(?=<!-- end -->)", re.DOTALL)
-        text = table.sub(lambda _, output=output: output, text)
+        text = table.sub(lambda _, output=output: output, text, count=1)
     return text
 
 

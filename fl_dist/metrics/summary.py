@@ -117,8 +117,10 @@ def _score_lines(summary: Summary, metric: PrimaryMetric) -> list[str]:
     if f"last_{metric.name}" not in summary:
         return [f"{title} never finite"]
     last, best = metric.format(summary[f"last_{metric.name}"]), metric.format(summary[f"best_{metric.name}"])
-    final = f"{title} {_final(summary, metric)}"
-    return [final, f"last / best     {last} / {best} in round {summary['best_round']}"]
+    lines = [f"{title} {_final(summary, metric)}"]
+    if 1 < summary[f"final_{metric.name}_rounds"] > summary["rounds"] / 2:  # the first, much lower ones too
+        lines.append(f"{'':15} evaluate.final_window sets how many")
+    return [*lines, f"last / best     {last} / {best} in round {summary['best_round']}"]
 
 
 def _final(summary: Summary, metric: PrimaryMetric) -> str:
@@ -127,5 +129,4 @@ def _final(summary: Summary, metric: PrimaryMetric) -> str:
         return f"{metric.format(mean)}   (the last evaluated round)"
     unit = " %" if metric.percent else ""
     both = f"{metric.format(mean).removesuffix(unit)} ± {metric.format(std).removesuffix(unit)}{unit}"
-    hint = "; evaluate.final_window sets how many" if 2 * rounds > summary["rounds"] else ""  # with the first rounds
-    return f"{both}   (mean ± std of {rounds} rounds{hint})"
+    return f"{both}   (mean ± std of {rounds} rounds)"

@@ -190,7 +190,7 @@ class Job:
                 all_ended = False
                 print(f"{self.kind}: process {rank} of {len(processes)} still runs; its output:\n{process.output()}")
         self._record_end(start, all_ended)
-        if not any(p.returncode for p in processes) and not (self.folder / "model.safetensors").exists():
+        if processes and not any(p.returncode for p in processes) and not (self.folder / "model.safetensors").exists():
             self.report.losses += 1
             print(f"{self.kind}: the job ended with 0 and left no model; output of rank 0:\n{processes[0].output()}")
 

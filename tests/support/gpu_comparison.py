@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fl_dist.common import vector_math
 from fl_dist.federation.uplink import ClientReport
 from fl_dist.federation.worker import Worker
 from fl_dist.main import main
@@ -87,7 +88,9 @@ class DeviceComparison:
             # CUDA has neither the CPU's fused attention nor its channel-blocked kernels.
             with sdpa_kernel(SDPBackend.MATH), mock.patch.object(blocks, "is_supported", return_value=False):
                 assert main([str(file), f"run.dir={cpu_folder}", "topology.device=cpu"]) == 0
-            with simulated_gpu.simulate_gpu() as gpu, trace_clients(gpu) as clients:
+            # Norms are sums of pieces; those of a GPU are larger, and round differently.
+            pieces = mock.patch.dict(vector_math.CHUNK_SIZES, cuda=vector_math.CHUNK_SIZES["cpu"])
+            with simulated_gpu.simulate_gpu() as gpu, trace_clients(gpu) as clients, pieces:
                 assert main([str(file), f"run.dir={gpu_folder}", "topology.device=cuda"]) == 0
             self._runs[name] = DeviceRuns(cpu_folder, gpu_folder, gpu, clients)
         return self._runs[name]

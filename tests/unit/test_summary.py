@@ -27,6 +27,14 @@ def test_final_accuracy_is_mean_and_sample_deviation_of_the_last_rounds() -> Non
     assert "time            6.0 s and 1 min 10 s of diagnostics" in summary_lines(summary, METRIC, "")
 
 
+@pytest.mark.parametrize(("window", "has_hint"), [(4, True), (3, True), (2, False), (1, False)])
+def test_a_final_score_over_most_rounds_names_the_setting(window: int, has_hint: bool) -> None:
+    """The first rounds of a short run would make it much lower than its last score."""
+    records = [COMMON_FIELDS | {"seconds": {"total": 1.0}, "round": k, "test_accuracy": k / 10} for k in range(1, 5)]
+    lines = summary_lines(summarize([*map(RoundRecord.from_json, records)], window, METRIC, finished=True), METRIC, "")
+    assert any("evaluate.final_window" in line for line in lines) == has_hint
+
+
 def server_record(total: float, busy: dict[int, tuple[float, int]], evaluate: float = 0.0, by: int = 1) -> RoundRecord:
     """A record with busy seconds and clients per worker, and an evaluation by the first ranks."""
     ranks: dict[str, dict[str, Any]] = {"0": {"memory": 1}}
