@@ -16,6 +16,7 @@ from fl_dist.distributed.devices import synchronizer
 from fl_dist.distributed.tf32 import check_tf32_support, use_tf32
 from fl_dist.doctor.checks import Check, Report, Status, find_error
 from fl_dist.doctor.tools import median_seconds
+from fl_dist.federation.client_data import IMAGE_FORMATS
 from fl_dist.federation.experiment import Experiment
 from fl_dist.models import CompiledModule, allow_first_order_kernels
 
@@ -47,14 +48,13 @@ def measure_step(experiment: Experiment) -> dict[str, Any]:
 
 
 def measure_variants(experiment: Experiment, precisions: Sequence[str]) -> dict[str, Any]:
-    """Each precision in both memory formats, if there are two."""
+    """Each precision; of images, also in the other `local.memory_format`."""
     module: Any = copy.deepcopy(experiment.model.module).to(torch.float32)
-    has_formats = _batch(experiment)[0].dim() == 4
     times = {name: _time_step(experiment, module, name) for name in precisions}
-    if has_formats:
-        module = module.to(memory_format=torch.channels_last)
+    if _batch(experiment)[0].dim() == 4:
+        other = next(name for name in IMAGE_FORMATS if name != experiment.config.local.memory_format)
         for name in precisions:
-            times[f"{name} channels_last"] = _time_step(experiment, module, name, torch.channels_last)
+            times[f"{name} {other}"] = _time_step(experiment, module, name, IMAGE_FORMATS[other])
     return {"milliseconds": times}
 
 
@@ -82,14 +82,14 @@ def _time_step(
     experiment: Experiment,
     module: Any,
     precision: str,
-    memory_format: torch.memory_format = torch.contiguous_format,
+    image_format: torch.memory_format | None = None,
     forward: Callable[[Tensor], Tensor] | None = None,
 ) -> float:
-    """`forward`: other code of the module's forward pass."""
+    """`image_format`: unless it is the configured one; `forward`: other code of the module's forward pass."""
     task, (x, y) = experiment.task, _batch(experiment)
     dtype = next(module.parameters()).dtype
     x = x.to(dtype) if x.is_floating_point() else x
-    x = x.contiguous(memory_format=memory_format) if x.dim() == 4 else x
+    x = x if image_format is None else x.contiguous(memory_format=image_format)
 
     def step() -> None:
         with _precision(precision, x.device):
@@ -124,11 +124,14 @@ def check_variants(report: Report, precision: str) -> Check:
         return failed._replace(status=Status.WARNING)
     times: dict[str, float] = report.values["milliseconds"]
     shown = ", ".join(f"{name} {time:.3g} ms" for name, time in times.items())
-    others = [name for name in ("tf32", "bf16") if name in times]
-    best = min(others, key=times.__getitem__, default=precision)
-    if precision in times and times[best] < MIN_GAIN * times[precision]:
-        return Check(VARIANTS, Status.OK, shown, f"local.precision={best} would be faster, if its accuracy suffices")
-    return Check(VARIANTS, Status.OK, shown)
+    best = min(times, key=times.__getitem__)
+    if precision not in times or times[best] >= MIN_GAIN * times[precision]:
+        return Check(VARIANTS, Status.OK, shown)
+    name, _, memory_format = best.partition(" ")
+    settings = [f"local.precision={name}"] if name != precision else []
+    settings += [f"local.memory_format={memory_format}"] if memory_format else []
+    advice = f"{' '.join(settings)} would be faster"
+    return Check(VARIANTS, Status.OK, shown, advice if name == precision else f"{advice}, if its accuracy suffices")
 
 
 def check_compiled(report: Report) -> Check:

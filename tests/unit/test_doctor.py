@@ -265,8 +265,8 @@ class TestSteps:
             experiment = Experiment(config, CPU_DEVICE)
             values = steps.measure_variants(experiment, ["float32"])
             assert steps.check_step(reports(steps.measure_step(experiment))).status is Status.OK
-        assert list(values["milliseconds"]) == ["float32", "float32 channels_last"]
-        assert "float32 channels_last" in steps.check_variants(reports(values)[0], "float32").measured
+        assert list(values["milliseconds"]) == ["float32", "float32 contiguous"]
+        assert "float32 contiguous" in steps.check_variants(reports(values)[0], "float32").measured
 
     def test_rows_without_channels_have_one_format(self, tmp_path: Path) -> None:
         x, y = np.zeros((40, 3), np.float32), np.arange(40) % 4
@@ -302,6 +302,9 @@ class TestSteps:
         values = {"milliseconds": {"float32": 10.0, "tf32": 6.0, "bf16": 3.0}}
         assert "local.precision=bf16" in steps.check_variants(reports(values)[0], "float32").advice
         assert steps.check_variants(reports(values)[0], "bf16").advice == ""
+        values = {"milliseconds": {"float32": 10.0, "float32 contiguous": 5.0}}
+        advice = steps.check_variants(reports(values)[0], "float32").advice
+        assert advice == "local.memory_format=contiguous would be faster"
 
     def test_variants_that_fail_are_a_warning(self) -> None:
         assert steps.check_variants(reports({"error": "no kernel"})[0], "float32").status is Status.WARNING
