@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.common import Rounds, Workload
+from fl_dist.common.rows import main_tensor
 from fl_dist.config import load
 from fl_dist.federation.experiment import Experiment
 from fl_dist.models import build_model
@@ -31,8 +32,8 @@ class PlainTraining:
             build_model(experiment.config.model, experiment.model_interface, torch.float32) for _ in range(2)
         )
         self.forwards, self.backwards = experiment.algorithm.passes
-        data = experiment.dataset
-        self.x, self.y = data.x_train.float() / (255 if data.x_train.dtype == torch.uint8 else 1), data.y_train
+        x = main_tensor(experiment.dataset.x_train)
+        self.x, self.y = x.float() / (255 if x.dtype == torch.uint8 else 1), experiment.dataset.y_train
 
     def train_client(self, client: int) -> None:
         local, samples = self.experiment.config.local, self.experiment.client_data

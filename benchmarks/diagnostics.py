@@ -17,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.common import write_random_data
 from fl_dist.algorithms.core import Batch
+from fl_dist.common.rows import Rows, call_module
 from fl_dist.config import load
 from fl_dist.distributed.process_group import single_process_group
 from fl_dist.federation.client_state import ClientStateStore
@@ -87,8 +88,8 @@ def plain_hessian_vector_product(experiment: Experiment, batches: list[Batch], v
     return total
 
 
-def _loss(experiment: Experiment, x: Tensor, y: Tensor) -> Tensor:
-    return experiment.task.loss(experiment.eval_model.module(x), y)
+def _loss(experiment: Experiment, x: Rows, y: Tensor) -> Tensor:
+    return experiment.task.loss(call_module(experiment.eval_model.module, x), y)
 
 
 def _add(total: Sequence[Tensor], terms: Sequence[Tensor], weight: int) -> None:

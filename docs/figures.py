@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PICTURES = (".png", ".svg", ".pdf")
-COMMAND = re.compile(r"^python -m (fl_dist\.(?:results|report) .*--from docs/records/.*)$", re.MULTILINE)
+COMMAND = re.compile(r"^fl-dist ((?:results|report) .*--from docs/records/.*)$", re.MULTILINE)
 
 
 def main() -> None:
@@ -51,7 +51,12 @@ def run_commands(text: str, folder: Path) -> Iterator[tuple[str, str]]:
     for match in COMMAND.finditer(text):
         words = shlex.split(match[1], comments=True)
         result = subprocess.run(
-            [sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, encoding="utf-8", check=False
+            [sys.executable, "-m", "fl_dist", *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            check=False,
         )
         if result.returncode or result.stderr:
             sys.exit(f"{match[1]}\n{result.stderr.strip()}")

@@ -18,7 +18,14 @@ from fl_dist.algorithms import algorithms, papers
 from fl_dist.algorithms.__main__ import main as show_algorithms
 from fl_dist.algorithms.core import parts
 from fl_dist.algorithms.paper_costs import PAPER_COSTS
-from fl_dist.algorithms.tables import PAPER_LEGEND, REPORT_COLUMNS, report_rows
+from fl_dist.algorithms.tables import (
+    PAPER_LEGEND,
+    REPORT_COLUMNS,
+    UPLOAD_COLUMNS,
+    UPLOAD_LEGEND,
+    report_rows,
+    upload_rows,
+)
 from fl_dist.callbacks import callbacks
 from fl_dist.common.registry import Registry
 from fl_dist.config.help import KeyInfo, list_keys, summary_of
@@ -43,6 +50,9 @@ BUILDER_TITLES = {
     "partition": "Partitions",
     "model": "Models",
     "algorithm": "Algorithms",
+    "local.optimizer": "Optimisers of local steps",
+    "local.schedule": "Schedules of the local learning rate",
+    "server.schedule": "Schedules of the server's learning rate",
 }
 FURTHER_MODULES = ("fl_dist.metrics.__main__",)
 """Commands that `fl-dist` does not have."""
@@ -171,10 +181,14 @@ def _subcommands(program: Any) -> list[str]:
 
 def _algorithms() -> str:
     """The table of algorithms; each name links to its settings."""
-    table, legend, _ = _output(show_algorithms, ["--markdown"]).strip().split("\n\n")
+    table, legend, *_ = _output(show_algorithms, ["--markdown"]).strip().split("\n\n")
     for name in algorithms:
         table = table.replace(f"\n| {name} |", f"\n| [{name}](#algorithm-{name}) |")
     return _text([table, "", legend])
+
+
+def _uploads() -> str:
+    return _text([*_table(UPLOAD_COLUMNS, upload_rows()), "", UPLOAD_LEGEND])
 
 
 def _reports() -> str:
@@ -236,6 +250,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "sweeps": _sweeps,
     "commands": _commands,
     "algorithms": _algorithms,
+    "uploads": _uploads,
     "reports": _reports,
     "paper-costs": _paper_costs,
     "memory": _memory,

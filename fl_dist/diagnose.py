@@ -25,7 +25,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = terminal.ArgumentParser(
         prog="python -m fl_dist.diagnose",
         description="Measure existing runs, finished or not; under torchrun with all ranks.",
-        epilog=f"diagnostics:\n{names}\n\nTheir settings: python -m fl_dist.main --help",
+        epilog=f"diagnostics:\n{names}\n\nTheir settings: fl-dist run --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

@@ -37,6 +37,7 @@ from fl_dist.federation.experiment_description import (
     content_hashes,
     data_facts,
     describe,
+    describe_assumptions,
     describe_size,
     describe_weights,
 )
@@ -69,6 +70,7 @@ def execute(config: Config, folder: RunFolder, rank_info: RankInfo | None, stop:
         experiment = Experiment(config, group.device, group)
         _compare_contents(experiment, folder, group)
         _announce(experiment, group, start)
+        callbacks.check(experiment.measurements)
         if group.rank == 0:
             _compare_devices(config, group, start)
             _record_attempt(experiment, group, folder, start)
@@ -219,12 +221,16 @@ def _announce(experiment: Experiment, group: ProcessGroup, start: Checkpoint | N
     for line in [f"fl_dist {__version__}, torch {torch.__version__}", location, *describe(experiment), *resumed]:
         log.info("%s", line)
     if group.rank == 0:
-        name = config.algorithm.get("name") or experiment.algorithm.describe()
+        added = [name for part in config.algorithm.get("with", []) for name in part]
+        named = " + ".join([config.algorithm["name"], *added]) if "name" in config.algorithm else ""
+        name = named or experiment.algorithm.describe()
         fields = [name, config.data["name"], f"{config.model['name']} with {describe_size(experiment)}"]
         fields += [f"{experiment.max_cohort} of {pluralize(config.clients.total, 'client')} per round"]
         fields += [f"{ranks} on {group.device.type}"]
         for line in [*wrap_fields(fields, terminal_width()), *describe_weights(experiment), *resumed]:
             write_line(line)
+        for line in describe_assumptions(experiment):
+            log.warning("%s", line)
 
 
 def _compare_devices(config: Config, group: ProcessGroup, start: Checkpoint | None) -> None:

@@ -25,7 +25,7 @@ from fl_dist.execute import (
     torch_settings,
 )
 from fl_dist.federation.experiment import Experiment
-from fl_dist.federation.experiment_description import describe
+from fl_dist.federation.experiment_description import describe, describe_assumptions
 from fl_dist.metrics.file import MetricsLostError
 from fl_dist.storage.checkpoint import CheckpointFailedError
 from fl_dist.storage.run_folder import RunFolder
@@ -61,11 +61,11 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 def _check(config: Config) -> int:
     """Print the configuration as YAML, after comments on the data and the model."""
-    build_callbacks(config.callbacks)
-    has_rows = not config.data["local"]
-    lines = (
-        describe(Experiment(config, torch.device("cpu"))) if has_rows else ["data.local: rows are read by each rank"]
-    )
+    callbacks, lines = build_callbacks(config.callbacks), ["data.local: rows are read by each rank"]
+    if not config.data["local"]:
+        experiment = Experiment(config, torch.device("cpu"))
+        callbacks.check(experiment.measurements)
+        lines = [*describe(experiment), *describe_assumptions(experiment)]
     for line in lines:
         print(f"# {line}")
     print(to_yaml(dump(config)), end="")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fl_dist.common.errors import ConfigError, DataError
 from fl_dist.common.imports import prepend_to_path
 from fl_dist.common.randomness import seed_global, torch_seed
+from fl_dist.common.rows import Rows, count_rows, main_tensor, tensors_of
 from fl_dist.config import BUILDER_SECTIONS, Config, read_recorded_config, validate
 from fl_dist.config.arguments import QUICKSTART, add_search_paths, default_run_name
 from fl_dist.config.overrides import merge_overrides
@@ -203,7 +204,7 @@ class Run:
             self._restore(module)
         return module.eval()
 
-    def evaluate(self, x: Array | None = None, y: Array | None = None) -> dict[str, float]:
+    def evaluate(self, x: Array | Mapping[str, Array] | None = None, y: Array | None = None) -> dict[str, float]:
         """The task's metrics on these rows, raw as in the data set; without any, on the test set."""
         data = self._data if x is None else self._as_dataset(x, y)
         local, evaluate = self.config.local, self.config.evaluate
@@ -235,14 +236,15 @@ class Run:
             raise ConfigError(f"the run in {self.path} has not begun yet")
         return facts
 
-    def _as_dataset(self, x: Array, y: Array | None) -> Dataset:
-        rows = torch.as_tensor(x)
-        if self._facts["bytes"] != (rows.dtype == torch.uint8):
+    def _as_dataset(self, x: Array | Mapping[str, Array], y: Array | None) -> Dataset:
+        rows: Rows = {k: torch.as_tensor(v) for k, v in x.items()} if isinstance(x, Mapping) else torch.as_tensor(x)
+        dtype = main_tensor(rows).dtype
+        if self._facts["bytes"] != (dtype == torch.uint8):
             kind = "bytes (uint8)" if self._facts["bytes"] else "numbers, not bytes"
-            raise DataError(f"rows have to be {kind}, as in the run's data; they are {rows.dtype}")
-        if rows.is_floating_point() and not bool(torch.isfinite(rows).all()):
+            raise DataError(f"rows have to be {kind}, as in the run's data; they are {dtype}")
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors_of(rows)):
             raise DataError("rows hold values that are not finite; scale, replace or remove them")
-        targets = torch.empty(len(rows), 0) if y is None else torch.as_tensor(y)
+        targets = torch.empty(count_rows(rows), 0) if y is None else torch.as_tensor(y)
         targets = targets if targets.is_floating_point() else targets.long()
         return Dataset(rows, targets, rows, targets, mean=tuple(self._facts["mean"]), std=tuple(self._facts["std"]))
 

@@ -51,7 +51,7 @@ def _execute(
         print(format_table(read_statuses(runs)))
         return 0
     if arguments.dry_run:
-        print("\n".join(f"{run.name}: python -m fl_dist.main {shlex.join(run.command)}" for run in runs))
+        print("\n".join(f"{run.name}: fl-dist run {shlex.join(run.command)}" for run in runs))
         print(cluster.batch_script(folder / "jobs", options, len(runs)))
         return 0
     unstarted = _find_unstarted(runs)
@@ -86,7 +86,7 @@ def _submit(sweep: str, runs: list[SweepRun], executor: submitit.SlurmExecutor, 
     print(f"job      {jobs[0].job_id.split('_')[0]} (an array of {len(jobs)})")
     print(f"requests {placement}, each")
     print(f"runs     {folder}/")
-    print(f"status   python -m launch.sweep {sweep} --status")
+    print(f"status   fl-dist sweep {sweep} --status")
     print(f"follow   tail -F {job_log(folder, jobs[0].job_id)}")
 
 

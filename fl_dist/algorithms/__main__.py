@@ -2,6 +2,7 @@
 
 python -m fl_dist.algorithms [--markdown]
 python -m fl_dist.algorithms --memory --parameters 86M   what each needs of the GPUs
+python -m fl_dist.algorithms --memory --optimizer adamw  with another optimiser of local steps
 python -m fl_dist.algorithms --paper fedlesam            what a paper's methods cost, here and in the paper
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 
 from fl_dist.algorithms.paper_costs import PAPER_COSTS
 from fl_dist.common import terminal
+from fl_dist.common.errors import UserError
 
 UNIT_FACTORS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
 
@@ -20,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", action="store_true", help="as a Markdown table")
     parser.add_argument("--memory", action="store_true", help="what each needs of the GPUs, in bytes per parameter")
     parser.add_argument("--parameters", type=parse_count, default=0, metavar="N", help="with --memory: of such a model")
+    parser.add_argument("--optimizer", metavar="NAME", help="with --memory: of local steps (default: sgd)")
     parser.add_argument(
         "--paper",
         choices=PAPER_COSTS,
@@ -27,13 +30,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         help=f"what a paper's methods cost, here and in the paper: {', '.join(PAPER_COSTS)}",
     )
     arguments = parser.parse_args(argv)
-    if arguments.parameters and not arguments.memory:
-        parser.error("--parameters goes with --memory")
+    for option in ("parameters", "optimizer"):
+        if getattr(arguments, option) and not arguments.memory:
+            parser.error(f"--{option} goes with --memory")
     if arguments.paper and arguments.memory:
         parser.error("--paper does not go with --memory")
     from fl_dist.algorithms.tables import table_lines  # takes seconds
 
-    print("\n".join(table_lines(arguments)))
+    try:
+        print("\n".join(table_lines(arguments)))
+    except UserError as e:  # no such optimiser
+        parser.error(str(e))
     return 0
 
 

@@ -5,11 +5,13 @@ Conventions: an update points downhill; `delta` is a client's y_K - z; gradient-
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +26,9 @@ from fl_dist.common.hook_contract import (
     require_tensors,
     require_vector_like,
 )
+from fl_dist.common.randomness import generator
 from fl_dist.common.registry import Registry
+from fl_dist.common.rows import Rows
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +43,8 @@ class ModelOutput(NamedTuple):
 
 
 Oracle = Callable[[Tensor], Tensor]
-Forward = Callable[[Tensor, Tensor], ModelOutput]
-Batch = tuple[Tensor, Tensor]
+Forward = Callable[[Tensor, Rows], ModelOutput]
+Batch = tuple[Rows, Tensor]
 
 
 class Vars:
@@ -91,8 +95,18 @@ class Round:
     """Builds `initial`, which few parts need."""
     weights: Callable[[], Tensor]
     """Builds `is_weight`, which few parts need."""
+    parameters: Callable[[], Tensor]
+    """Builds `is_parameter`, which few parts need."""
+    parameter_count: int
+    """Parameters that are trained; vectors also have gaps between them, which hold zeros."""
     channels: int
     """Channels (or features) of the model's input."""
+    seed: int = 0
+    """Of the run."""
+    sampling_rate: float = 1.0
+    """The probability that a client takes part in a round; 1 with an explicit schedule."""
+    client: int | None = None
+    """The current client; None on the server."""
     steps: int = 0
     """Local steps of the current client."""
     samples: int = 0
@@ -107,6 +121,15 @@ class Round:
     def is_weight(self) -> Tensor:
         """Mask of the entries that belong to parameters named "weight"."""
         return self.weights()
+
+    @property
+    def is_parameter(self) -> Tensor:
+        """Mask of the entries that are parameters, not gaps between them."""
+        return self.parameters()
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Random numbers of this purpose, round and client (or server): the same on any number of workers."""
+        return generator(self.seed, purpose, self.index, *([] if self.client is None else [self.client]))
 
 
 class Upload(NamedTuple):
@@ -123,7 +146,7 @@ class Upload(NamedTuple):
 
 
 Uploaded = Tensor | tuple[Tensor, float]
-Need = Literal["logits", "real inputs"]
+Need = Literal["logits", "real inputs", "uniform weights", "all updates", "no other uploads", "opacus"]
 Number = Tensor | float
 
 
@@ -150,7 +173,11 @@ class Part:
     extra_passes: tuple[int, int] = (0, 0)
     """Forward and backward passes per local step, in addition to one of each."""
     needs: tuple[Need, ...] = ()
-    """What not every task and data set provides."""
+    """What not every task, data set, configuration or chain provides."""
+    min_clients: int = 1
+    """The fewest clients of a round with which `aggregate` works."""
+    assumes_sgd: bool = False
+    """Whether it takes a client's update for steps along the directions, as with no other optimiser: a warning then."""
     layers: tuple[str, ...] = ()
     """Layers of the model whose outputs `penalty` needs, by their names in `named_modules`."""
     reports: ClassVar[dict[str, str]] = {}
@@ -172,7 +199,7 @@ class Part:
         """Before the first local step; `full()` is the gradient over the client's whole data at `s.x`."""
 
     def inputs(self, x: Tensor, i: Vars) -> Tensor:
-        """What the model sees instead of the batch's inputs."""
+        """What the model sees instead of the batch's inputs; only of rows of one tensor."""
         return x
 
     def penalty(self, output: ModelOutput, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Number:
@@ -186,6 +213,21 @@ class Part:
     def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Uploaded]:
         """After the last local step: change `i`, return the uploads as a tensor or (tensor, factor)."""
         return {}
+
+    def upload(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> Tensor:
+        """After `finish`: what the client sends instead of its update `delta`. It must not modify `delta`."""
+        return delta
+
+    def upload_bytes(self, r: Round, number_bytes: int) -> float | None:
+        """Bytes that a real client would send for what `upload` returned; None: as many as without this part."""
+        return None
+
+    def aggregate(self, delta: Tensor, updates: Tensor | None, s: Vars, r: Round) -> Tensor:
+        """On the server, before `update`: what it uses instead of the mean update `delta`, which it must not modify.
+
+        `updates`: with comm.reduce=gather all updates, one row per client in the order of their ids, in host memory.
+        """
+        return delta
 
     def update(self, delta: Tensor, s: Vars, mean: Vars, r: Round) -> Tensor:
         """Server step x <- x + update; `mean` holds the averaged uploads. It must not modify `delta`."""
@@ -222,13 +264,15 @@ class Algorithm:
         _unique([(n, p) for p in chain for n in p.uploads])
         _unique([(n, p) for p in chain for n in p.reports])
         _check_order(chain)
+        _check_other_uploads(chain)
+        self.min_clients = max((p.min_clients for p in chain), default=1)
         for part in chain:
             for name in part.published:
                 if name not in self.server:
-                    raise ChainError(f"part {_name(part)} needs the server variable {name!r}, which no part keeps")
-        self._directions, self._penalties, self._inputs = (
-            [p for p in chain if getattr(type(p), hook) is not getattr(Part, hook)]
-            for hook in ("direction", "penalty", "inputs")
+                    raise ChainError(f"part {part_name(part)} needs the server variable {name!r}, which no part keeps")
+        self._directions, self._penalties, self._inputs, self._uploads, self._aggregates = (
+            [p for p in chain if _overrides(p, hook)]
+            for hook in ("direction", "penalty", "inputs", "upload", "aggregate")
         )
         self._transient_setters: dict[str, Part] = {}
         self._attributes = _attribute_ids(chain)
@@ -257,8 +301,14 @@ class Algorithm:
         for part in self.parts:
             part.begin(s, self._view(i, part), r, full)
 
-    def inputs(self, x: Tensor, i: Vars) -> Tensor:
+    @property
+    def changes_inputs(self) -> bool:
+        """Whether a part has the hook `inputs`."""
+        return bool(self._inputs)
+
+    def inputs(self, x: Rows, i: Vars) -> Rows:
         for part in self._inputs:
+            assert isinstance(x, Tensor)  # checked with the data
             x = part.inputs(x, self._view(i, part))
         return x
 
@@ -281,7 +331,7 @@ class Algorithm:
             setter = part if name in self.client else self._transient_setters.setdefault(name, part)
             if setter is not part:
                 raise HookContractError(
-                    f"parts {_name(setter)} and {_name(part)} both set the transient client variable {name!r};"
+                    f"parts {part_name(setter)} and {part_name(part)} both set the transient client variable {name!r};"
                     " rename it in one of them"
                 )
 
@@ -295,6 +345,30 @@ class Algorithm:
             uploads |= {name: _upload(part, name, value, delta) for name, value in values.items()}
         return uploads
 
+    def send(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> tuple[Tensor, dict[str, tuple[Tensor, float]]]:
+        """What a client sends after its last local step: its update as `upload` changed it, and the other uploads.
+
+        An upload that is the update, or a multiple of it, has no message of its own: the server has only what was sent.
+        """
+        others, sent = self.finish(delta, s, i, r), delta
+        for part in self._uploads:
+            sent = _call_unmodified(part, "upload", sent, s, self._view(i, part), r)
+        self._warn_of_state()
+        if sent is not delta:
+            others = {name: (sent if t is delta else t, factor) for name, (t, factor) in others.items()}
+        return sent, others
+
+    def upload_bytes(self, r: Round, number_bytes: int) -> int:
+        """Bytes of a client's update, in numbers of `number_bytes` unless a part compresses it."""
+        declared = [size for part in self.parts if (size := part.upload_bytes(r, number_bytes)) is not None]
+        return math.ceil(declared[-1]) if declared else r.parameter_count * number_bytes
+
+    def aggregate(self, delta: Tensor, updates: Tensor | None, s: Vars, r: Round) -> Tensor:
+        """What the server uses as the clients' update: their mean, unless a part has another rule."""
+        for part in self._aggregates:
+            delta = _call_unmodified(part, "aggregate", delta, updates, s, r)
+        return delta
+
     def persistent(self, i: Vars, template: Mapping[str, TensorKind]) -> Vars:
         """The client's variables without the transient ones."""
         for part in self.parts:
@@ -305,11 +379,7 @@ class Algorithm:
     def update(self, delta: Tensor, s: Vars, mean: Vars, r: Round) -> dict[str, float]:
         """One server step, in place on `s`; the numbers that the parts report."""
         for part in self.parts:
-            version, who = delta._version, _hook(part, "update")
-            update = require_vector_like(who, part.update(delta, s, mean, r), s.x)
-            if delta._version != version:
-                raise HookContractError(f"{who} modified `delta` in place; compute a new tensor from it")
-            delta = update
+            delta = _call_unmodified(part, "update", delta, s, mean, r)
         s.x.add_(delta)
         for part in self.parts:
             part.after_update(s, r)
@@ -324,8 +394,10 @@ class Algorithm:
 
     def _warn_of_state(self) -> None:
         """Once, if a part keeps something in itself: no checkpoint holds it, and no other rank has it."""
+        if self._has_warned:
+            return
         changed = _attribute_ids(self.parts).items() - self._attributes.items()
-        if changed and not self._has_warned:
+        if changed:
             self._has_warned = True
             (part, name), _ = min(changed)
             log.warning(
@@ -342,7 +414,7 @@ class Algorithm:
 
     def describe(self) -> str:
         """The names of its parts."""
-        return " + ".join(_name(p) for p in self.parts) or "average"
+        return " + ".join(part_name(p) for p in self.parts) or "average"
 
 
 algorithms: Registry[Algorithm] = Registry("algorithm", Algorithm)
@@ -350,10 +422,17 @@ papers: dict[str, str] = {}
 
 
 def build(settings: dict[str, Any]) -> Algorithm:
-    """From `{name: ..., hyper-parameters}` or `{parts: [{name: settings}, ...]}`, already validated."""
-    if "parts" in settings:
-        return Algorithm(*(parts.build(name, own) for part in settings["parts"] for name, own in part.items()))
-    return algorithms.build(settings["name"], {k: v for k, v in settings.items() if k != "name"})
+    """From `{name: ..., hyper-parameters}` or `{parts: [{name: settings}, ...]}`, already validated.
+
+    The parts of `with` come after those of the algorithm.
+    """
+    own = {key: value for key, value in settings.items() if key not in ("name", "with")}
+    base = Algorithm(*_build_parts(own["parts"])) if "parts" in own else algorithms.build(settings["name"], own)
+    return Algorithm(*base.parts, *_build_parts(settings["with"])) if "with" in settings else base
+
+
+def _build_parts(chain: list[dict[str, Any]]) -> list[Part]:
+    return [parts.build(name, own) for part in chain for name, own in part.items()]
 
 
 def entry(paper: str) -> Callable[[Callable[..., Algorithm]], Callable[..., Algorithm]]:
@@ -389,6 +468,15 @@ def _nest_checked(part: Part, grad: Oracle, s: Vars, i: Vars, r: Round) -> Oracl
     return lambda w: require_vector_like(_hook(part, "direction"), part.direction(w, grad, s, i, r), s.x)
 
 
+def _call_unmodified(part: Part, hook: str, delta: Tensor, *arguments: Any) -> Tensor:
+    """What the hook makes of the vector `delta`, which it must not modify."""
+    version, who = delta._version, _hook(part, hook)
+    result = require_vector_like(who, getattr(part, hook)(delta, *arguments), delta)
+    if delta._version != version:
+        raise HookContractError(f"{who} modified `delta` in place; compute a new tensor from it")
+    return result
+
+
 def _upload(part: Part, name: str, value: Any, delta: Tensor) -> tuple[Tensor, float]:
     """What `finish` returned under a name, as tensor and factor."""
     tensor, factor = value if isinstance(value, tuple) and len(value) == 2 else (value, 1.0)
@@ -401,15 +489,25 @@ def _upload(part: Part, name: str, value: Any, delta: Tensor) -> tuple[Tensor, f
 
 
 def _attribute_ids(chain: tuple[Part, ...]) -> dict[tuple[str, str], int]:
-    return {(_name(part), name): id(value) for part in chain for name, value in vars(part).items()}
+    return {(part_name(part), name): id(value) for part in chain for name, value in vars(part).items()}
 
 
 def _hook(part: Part, name: str) -> str:
-    return f"part {_name(part)}: {name}"
+    return f"part {part_name(part)}: {name}"
 
 
-def _name(part: Part) -> str:
-    return type(part).__name__.lower()
+def part_name(part: Part) -> str:
+    """The name under which it is registered, or that of its class."""
+    return parts.name_of(type(part)) or type(part).__name__.lower()
+
+
+def changes_upload(part: Part) -> bool:
+    """Whether it changes what a client sends, or what the server makes of the updates."""
+    return _overrides(part, "upload") or _overrides(part, "aggregate")
+
+
+def _overrides(part: Part, hook: str) -> bool:
+    return getattr(type(part), hook) is not getattr(Part, hook)
 
 
 RENAMED = {"settle": "after_update", "extra": "extra_passes"}
@@ -417,7 +515,7 @@ RENAMED = {"settle": "after_update", "extra": "extra_passes"}
 
 def _check_names(part: Part) -> None:
     """A misspelt hook would never be called, and a string would count as a tuple of its letters."""
-    who = f"part {_name(part)}"
+    who = f"part {part_name(part)}"
     for name, new in RENAMED.items():
         if hasattr(part, name):
             raise ChainError(f"{who} has {name!r}, which is called {new!r}; rename it")
@@ -431,7 +529,9 @@ def _unique(names: list[tuple[str, Part]]) -> tuple[str, ...]:
     owner: dict[str, Part] = {}
     for name, part in names:
         if name in owner:
-            raise ChainError(f"parts {_name(owner[name])} and {_name(part)} both keep a variable named {name!r}")
+            raise ChainError(
+                f"parts {part_name(owner[name])} and {part_name(part)} both keep a variable named {name!r}"
+            )
         owner[name] = part
     return tuple(owner)
 
@@ -440,10 +540,28 @@ def _check_order(chain: tuple[Part, ...]) -> None:
     by_role: dict[str, Part] = {}
     for part in chain:
         if part.role and part.role in by_role:
-            other = _name(by_role[part.role])
-            raise ChainError(f"parts {other} and {_name(part)} exclude each other: both set the {part.role}")
+            other = part_name(by_role[part.role])
+            raise ChainError(f"parts {other} and {part_name(part)} exclude each other: both set the {part.role}")
         by_role[part.role] = part
     for k, part in enumerate(chain):
         for later in chain[k + 1 :]:
             if later.role and later.role in part.after:
-                raise ChainError(f"part {_name(part)} must come after {_name(later)}, which sets the {later.role}")
+                raise ChainError(
+                    f"part {part_name(part)} must come after {part_name(later)}, which sets the {later.role}"
+                )
+
+
+def _check_other_uploads(chain: tuple[Part, ...]) -> None:
+    """Whether all that leaves a client is its update as a part with the need "no other uploads" changed it."""
+    for k, part in enumerate(chain):
+        if "no other uploads" not in part.needs:
+            continue
+        for other in chain:
+            for name in (name for name, upload in other.uploads.items() if not upload.is_update):
+                raise ChainError(
+                    f"part {part_name(other)} also sends {name!r}, which {part_name(part)} does not protect;"
+                    " choose an algorithm that sends nothing but its update"
+                )
+        for later in chain[k + 1 :]:
+            if _overrides(later, "upload"):
+                raise ChainError(f"part {part_name(part)} must come after {part_name(later)}, which changes the upload")

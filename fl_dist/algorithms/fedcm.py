@@ -32,6 +32,7 @@ class ClientMomentum(GlobalDirection):
     """Mixes in the mean local step of the last round."""
 
     uploads: ClassVar = {"step": Upload("samples", message=False)}
+    assumes_sgd = True
 
     def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Uploaded]:
         return {"step": (delta, -1 / (r.lr * r.steps))}

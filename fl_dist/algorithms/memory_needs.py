@@ -1,6 +1,6 @@
 """Bytes per parameter that an algorithm needs on the devices, from one round of its chain on a small vector.
 
-For float32, the exact reduce, local momentum and clients of equal size; without activations and data.
+For float32, the exact reduce and clients of equal size; without activations and data.
 """
 
 import weakref
@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fl_dist.algorithms.core import Algorithm, Round, Vars
+from fl_dist.common.rows import main_tensor
+from fl_dist.optimizers import Optimizer
 
 VECTOR_SIZE = 97
 """Entries of the vector that stands for a model; no other tensor of a chain has this length by accident."""
@@ -26,12 +28,13 @@ class MemoryNeeds(NamedTuple):
     server: int
 
 
-def memory_needs(algorithm: Algorithm) -> MemoryNeeds:
-    """A rank holds its model and both messages; a worker also vectors for the gradient, the momentum and, after a
-    backward pass, autograd's gradients; rank 0 the server's variables and the means."""
+def memory_needs(algorithm: Algorithm, optimizer: Optimizer) -> MemoryNeeds:
+    """A rank holds its model and both messages; a worker also vectors for the gradient, the optimiser's variables and,
+    after a backward pass, autograd's gradients; rank 0 the server's variables and the means."""
     downloads, server = _trace_server_round(algorithm)
     messages = FLOAT_BYTES * downloads + SUM_BYTES * count_sums(algorithm)
-    return MemoryNeeds(3 * FLOAT_BYTES + messages + _trace_client_round(algorithm), FLOAT_BYTES + messages + server)
+    worker = 2 * FLOAT_BYTES + messages + _trace_client_round(algorithm, optimizer)
+    return MemoryNeeds(worker, FLOAT_BYTES + messages + server)
 
 
 def count_sums(algorithm: Algorithm) -> int:
@@ -51,19 +54,20 @@ def _trace_server_round(algorithm: Algorithm) -> tuple[int, int]:
         s, update = algorithm.server_init(x), torch.zeros(VECTOR_SIZE)
         downloads = sum(map(is_model_sized, vars(algorithm.publish(s, r)).values()))
         own = {n: torch.zeros(() if u.scalar else VECTOR_SIZE) for n, u in algorithm.uploads.items() if not u.is_update}
+        update = algorithm.aggregate(update, torch.zeros(5, VECTOR_SIZE), s, r)
         algorithm.update(update, s, Vars(**dict.fromkeys(algorithm.uploads, update) | own), r)
         return downloads, FLOAT_BYTES * counter.peak
 
 
-def _trace_client_round(algorithm: Algorithm) -> int:
-    """Peak bytes in addition to the model, the messages, momentum and the vector for gradients."""
+def _trace_client_round(algorithm: Algorithm, optimizer: Optimizer) -> int:
+    """Peak bytes in addition to the model, the messages and the vector for gradients."""
     on_demand = _OnDemandVectors()
     r = on_demand.round()
     s = algorithm.publish(algorithm.server_init(torch.zeros(VECTOR_SIZE)), r)
     w, gradient = torch.zeros(VECTOR_SIZE), torch.zeros(VECTOR_SIZE)
 
     def backward(point: Tensor) -> Tensor:
-        inputs = algorithm.inputs(torch.zeros(1, 1), state)
+        inputs = main_tensor(algorithm.inputs(torch.zeros(1, 1), state))
         if inputs.requires_grad:
             inputs.sum().backward()
         counter.update_peak(1)
@@ -76,10 +80,10 @@ def _trace_client_round(algorithm: Algorithm) -> int:
 
     counter = _VectorCounter()
     with counter:
-        state = algorithm.client_init(s, r)
+        state, optimizer_state = algorithm.client_init(s, r), optimizer.init(w)
         algorithm.begin(s, state, r, full_gradient)
-        algorithm.oracle(backward, s, state, r)(w)
-        algorithm.finish(w, s, state, r)
+        optimizer.step(w, algorithm.oracle(backward, s, state, r)(w), optimizer_state, r.lr)
+        algorithm.send(w, s, state, r)
     return FLOAT_BYTES * counter.peak + on_demand.bytes
 
 
@@ -91,7 +95,16 @@ class _OnDemandVectors:
         self._is_weight = torch.zeros(VECTOR_SIZE, dtype=torch.bool)
 
     def round(self) -> Round:
-        return Round(0, 1.0, 1, 1, first=self._use_initial, weights=self._use_mask, channels=1, steps=1, samples=1)
+        return Round(
+            *(0, 1.0, 1, 1),
+            first=self._use_initial,
+            weights=self._use_mask,
+            parameters=self._use_mask,
+            parameter_count=VECTOR_SIZE,
+            channels=1,
+            steps=1,
+            samples=1,
+        )
 
     def _use_initial(self) -> Tensor:
         self.bytes |= FLOAT_BYTES

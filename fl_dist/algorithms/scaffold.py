@@ -32,6 +32,7 @@ class Scaffold(Part):
 
     def __init__(self, *, control: Control = "option2") -> None:
         self.from_gradients = control == "gradients"
+        self.assumes_sgd = not self.from_gradients
 
     def begin(self, s: Vars, i: Vars, r: Round, full: object) -> None:
         i.correction = s.c - i.c_i

@@ -2,15 +2,18 @@
 
 import argparse
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fl_dist.algorithms import algorithms, papers, parts
-from fl_dist.algorithms.core import Algorithm, Round
-from fl_dist.algorithms.memory_needs import VECTOR_SIZE, is_model_sized, memory_needs
+from fl_dist.algorithms.core import Algorithm, Round, changes_upload
+from fl_dist.algorithms.memory_needs import FLOAT_BYTES, VECTOR_SIZE, is_model_sized, memory_needs
 from fl_dist.algorithms.paper_costs import PAPER_COSTS, PublishedCost
+from fl_dist.algorithms.privacy_accountant import has_opacus
 from fl_dist.common.formatting import format_bytes
+from fl_dist.optimizers import Optimizer, optimizers
 
 ALGORITHM_COLUMNS = ("algorithm", "paper", "parts", "passes per step", "down", "up", "client memory")
 ALGORITHM_LEGEND = (
@@ -18,12 +21,20 @@ ALGORITHM_LEGEND = (
     "client memory: model-sized vectors, what is received and what is kept between rounds."
 )
 REPORT_COLUMNS = ("reported each round", "by the part", "meaning")
+UPLOAD_COLUMNS = ("part", "up", "kept by a client", "worker", "rank 0")
+UPLOAD_LEGEND = (
+    "Parts that change what a client sends or what the server makes of it, added to any algorithm by algorithm.with. "
+    "They need no passes. up: bytes of a client's update, in units of a float32 vector, of a model with "
+    "1,000,000 parameters. kept by a client: model-sized vectors between rounds. worker, rank 0: device memory in "
+    "addition to the algorithm's, in bytes per parameter; parts that need all updates also hold these in the host "
+    "memory of rank 0, 4 bytes per parameter and client of the round."
+)
 MEMORY_COLUMNS = ("algorithm", "worker", "rank 0")
 MEMORY_LEGEND = (
     "The most that a GPU holds at a time, {unit}; rank 0 is a dedicated server. In float32, with the exact reduce and "
-    "with local momentum, which is 4 of a worker's. More: activations, rows, 16 MB in which sums are converted, "
-    "4 bytes per frozen parameter; 8 per sum if clients are very unequal, and for dual variables if "
-    "not all are of one size."
+    "local.optimizer={optimizer}, whose variables are {bytes} bytes per parameter of a worker. More: activations, "
+    "rows, 16 MB in which sums are converted, 4 bytes per frozen parameter; 8 per sum if clients are very unequal, and "
+    "for dual variables if not all are of one size."
 )
 PAPER_COLUMNS = (
     "algorithm",
@@ -46,7 +57,16 @@ class DryRun:
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm, x = algorithm, torch.zeros(VECTOR_SIZE)
-        r = Round(0, 1.0, 1, 1, first=lambda: x, weights=lambda: x > 0, channels=1, steps=1, samples=1)
+        r = Round(
+            *(0, 1.0, 1, 1),
+            first=lambda: x,
+            weights=lambda: x > 0,
+            parameters=lambda: x == 0,
+            parameter_count=VECTOR_SIZE,
+            channels=1,
+            steps=1,
+            samples=1,
+        )
         self.round, self.received = r, algorithm.publish(algorithm.server_init(x), r)
         self.state = algorithm.client_init(self.received, r)
         self.downloads = sum(map(is_model_sized, vars(self.received).values()))
@@ -86,6 +106,21 @@ def report_rows() -> Iterable[tuple[str, ...]]:
             yield report, name, meaning
 
 
+def upload_rows() -> Iterable[tuple[str, ...]]:
+    """The cells under UPLOAD_COLUMNS, with default settings."""
+    optimizer = optimizers.build("sgd", {}, momentum=0.0, weight_decay=0.0)
+    base = memory_needs(Algorithm(), optimizer)
+    for name in parts:
+        part = parts.build(name, {})
+        if changes_upload(part) and ("opacus" not in part.needs or has_opacus()):
+            chain = Algorithm(part)
+            run, needs = DryRun(chain), memory_needs(chain, optimizer)
+            r = replace(run.round, parameter_count=10**6)
+            share = chain.upload_bytes(r, FLOAT_BYTES) / (FLOAT_BYTES * r.parameter_count)
+            more = needs.worker - base.worker, needs.server - base.server
+            yield name, f"{share:.3g}", *map(str, (run.state_vectors, *more))
+
+
 def _passes(algorithm: Algorithm) -> str:
     forwards, backwards = algorithm.passes
     text = f"{forwards}F {backwards}B"
@@ -101,10 +136,10 @@ def _passes(algorithm: Algorithm) -> str:
     return text
 
 
-def memory_rows(parameters: int) -> Iterable[tuple[str, ...]]:
+def memory_rows(parameters: int, optimizer: Optimizer) -> Iterable[tuple[str, ...]]:
     """The cells under MEMORY_COLUMNS; in bytes per parameter if `parameters` is 0."""
     for name in algorithms:
-        needs = memory_needs(algorithms.build(name, {}))
+        needs = memory_needs(algorithms.build(name, {}), optimizer)
         yield name, *(format_bytes(parameters * n) if parameters else str(n) for n in needs)
 
 
@@ -135,13 +170,17 @@ def table_lines(arguments: argparse.Namespace) -> list[str]:
     """The table that the command line asks for, and its legend."""
     table = markdown_table if arguments.markdown else plain_table
     if arguments.memory:
-        n = arguments.parameters
+        n, name = arguments.parameters, arguments.optimizer or "sgd"
+        optimizer = optimizers.build(name, {}, momentum=0.9, weight_decay=0.0)
+        variables = FLOAT_BYTES * sum(map(is_model_sized, optimizer.init(torch.zeros(VECTOR_SIZE)).values()))
         unit = f"of a model with {n:,} parameters" if n else "in bytes per parameter"
-        lines = [*table([MEMORY_COLUMNS, *memory_rows(n)]), "", MEMORY_LEGEND.format(unit=unit)]
+        legend = MEMORY_LEGEND.format(unit=unit, optimizer=name, bytes=variables)
+        lines = [*table([MEMORY_COLUMNS, *memory_rows(n, optimizer)]), "", legend]
     elif arguments.paper:
         source, _, remark = PAPER_COSTS[arguments.paper]
         lines = [*table([PAPER_COLUMNS, *paper_rows(arguments.paper)]), "", f"{source}. {remark}", "", PAPER_LEGEND]
     else:
         lines = [*table([ALGORITHM_COLUMNS, *map(algorithm_row, algorithms)]), "", ALGORITHM_LEGEND, ""]
+        lines += [*table([UPLOAD_COLUMNS, *upload_rows()]), "", UPLOAD_LEGEND, ""]
         lines += table([REPORT_COLUMNS, *report_rows()])
     return lines

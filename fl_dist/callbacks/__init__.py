@@ -3,9 +3,9 @@
 import importlib
 import pkgutil
 
-from fl_dist.callbacks.base import Callback, CallbackList, RunContext, build_callbacks, callbacks
+from fl_dist.callbacks.base import Callback, CallbackList, Measurements, RunContext, build_callbacks, callbacks
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["Callback", "CallbackList", "RunContext", "build_callbacks", "callbacks"]
+__all__ = ["Callback", "CallbackList", "Measurements", "RunContext", "build_callbacks", "callbacks"]

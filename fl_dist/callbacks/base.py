@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_dist.common.errors import FlDistError, describe_error, error_message
+from fl_dist.common.errors import ConfigError, FlDistError, describe_error, error_message
 from fl_dist.common.hook_contract import check_hook_names
 from fl_dist.common.registry import Registry
 from fl_dist.metrics.record import RoundRecord
@@ -23,6 +23,18 @@ log = logging.getLogger(__name__)
 
 class CallbackError(FlDistError):
     """A callback failed; the message names it."""
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What the records of a run will hold."""
+
+    primary_metric: PrimaryMetric
+    """The metric by which the task is judged, and whether more or less of it is better."""
+    test: tuple[str, ...]
+    """Metrics of the test set."""
+    method: tuple[str, ...] = ()
+    """Numbers that the algorithm reports."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,9 @@ class RunContext:
 
 class Callback:
     """Every hook is optional. Hooks run on rank 0 only; those of round t run while workers train round t + 1."""
+
+    def check(self, measurements: Measurements) -> None:
+        """Before the run, and for `--check`: raise an error if a setting does not fit what will be measured."""
 
     def on_run_begin(self, context: RunContext) -> None:
         """Before the first round of this attempt, after `load_state_dict` if the run is resumed."""
@@ -80,6 +95,16 @@ class CallbackList(Callback):
 
     def __init__(self, listed: Sequence[ListedCallback]) -> None:
         self._listed = list(listed)
+
+    def __bool__(self) -> bool:
+        return bool(self._listed)
+
+    def check(self, measurements: Measurements) -> None:
+        for listed in self._listed:
+            try:
+                listed.callback.check(measurements)
+            except Exception as e:
+                raise ConfigError(f"callback {listed.name}: {_describe(e)}") from e
 
     def on_run_begin(self, context: RunContext) -> None:
         for listed in list(self._listed):
@@ -122,12 +147,15 @@ class CallbackList(Callback):
             with _isolation():
                 yield
         except Exception as e:
-            reason = error_message(e) if isinstance(e, FlDistError) else describe_error(e)
-            message = f"callback {listed.name} failed in {hook}: {reason}"
+            message = f"callback {listed.name} failed in {hook}: {_describe(e)}"
             if not listed.is_optional:
                 raise CallbackError(message) from e
             log.warning("%s; the run continues without it", message, exc_info=e)
             self._listed.remove(listed)
+
+
+def _describe(error: Exception) -> str:
+    return error_message(error) if isinstance(error, FlDistError) else describe_error(error)
 
 
 NO_CALLBACKS = CallbackList(())

@@ -61,6 +61,10 @@ class Registry(Generic[T]):
 
         return decorate
 
+    def name_of(self, builder: Any) -> str | None:
+        """The name under which a builder is registered."""
+        return next((name for name, known in self._builders.items() if known is builder), None)
+
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._builders))
 

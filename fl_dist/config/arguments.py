@@ -81,4 +81,5 @@ def default_run_name(path: str | Path, overrides: Sequence[str]) -> str:
 def _name_piece(key: str, value: str) -> str:
     """One override as a piece of a folder's name: the last part of a path, without characters unfit for a name."""
     value = re.sub(r"[^\w.+-]+", "_", value.rstrip("/").rpartition("/")[2]).strip("_")
-    return value if key.endswith(".name") else f"{key}={value}"
+    section = key.removesuffix(".name")
+    return value if section != key and "." not in section else f"{section}={value}"

@@ -40,12 +40,19 @@ def _find_builders(arguments: Sequence[str]) -> list[tuple[str, Registry[Any], s
     raw, _ = merge_overrides(path, overrides)
     builders = []
     for section, registry in BUILDER_SECTIONS.items():
-        keys = raw[section] if isinstance(raw.get(section), dict) else {}
+        keys = _find_section(raw, section)
         builders += [(section, registry, keys["name"])] if "name" in keys else []
-        chain = keys.get("parts", []) if section == "algorithm" else []
+        chain = [*(keys.get("parts") or []), *(keys.get("with") or [])] if section == "algorithm" else []
         builders += [("", parts, part if isinstance(part, str) else next(iter(part))) for part in chain]
     listed = raw.get("callbacks") or []
     return builders + [("", callbacks, entry if isinstance(entry, str) else next(iter(entry))) for entry in listed]
+
+
+def _find_section(raw: Any, section: str) -> dict[str, Any]:
+    """The mapping at this key; empty if there is none."""
+    for step in section.split("."):
+        raw = raw.get(step) if isinstance(raw, dict) else None
+    return raw if isinstance(raw, dict) else {}
 
 
 def _builder_lines(section: str, registry: Registry[Any], name: str) -> Iterator[str]:
@@ -82,7 +89,8 @@ def _all_lines() -> Iterator[str]:
     for name in callbacks:
         yield f"  {name}   {summary_of(callbacks[name])}"
         yield from _key_lines(callbacks.schema(name), "", indent="    ")
-    yield "algorithm.parts=[{<part>: {<settings>}}, ...], innermost first, of:"
+    yield "algorithm.parts=[{<part>: {<settings>}}, ...], innermost first, or"
+    yield "algorithm.with=[{<part>: {<settings>}}, ...], after the parts of the algorithm that is named, of:"
     for name in parts:
         yield f"  {name}"
         yield from _key_lines(parts.schema(name), "", indent="    ")
@@ -129,6 +137,8 @@ def type_name(kind: Any) -> str:
         return "|".join(map(type_name, inner))
     if origin is list:
         return f"[{type_name(inner[0])}]"
+    if origin is tuple:
+        return f"[{', '.join(map(type_name, inner))}]"
     if origin is dict:
         return "mapping"
     names = {types.NoneType: "null", str: "text", bool: "true|false", Any: "any"}

@@ -1,5 +1,6 @@
 """A validated configuration: defaults < YAML file < `key.sub=value`; strict at every level."""
 
+import functools
 import os
 from collections.abc import Iterator
 from functools import lru_cache
@@ -10,7 +11,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from fl_dist.algorithms import algorithms, build, parts
-from fl_dist.algorithms.core import ChainError
+from fl_dist.algorithms.core import Algorithm, ChainError, part_name
+from fl_dist.algorithms.privacy_accountant import has_opacus
 from fl_dist.callbacks import callbacks
 from fl_dist.common.errors import ConfigError
 from fl_dist.common.formatting import shorten, suggest
@@ -19,6 +21,7 @@ from fl_dist.common.imports import UserImportError, is_import_path
 from fl_dist.common.paths import expand_path
 from fl_dist.common.registry import BuilderError, Registry, UnknownNameError
 from fl_dist.common.yaml_reader import read_yaml
+from fl_dist.config.optimizer_keys import check_optimizer_keys, neutral_keys
 from fl_dist.config.overrides import NO_SOURCES, KeyPath, Sources, expand_names, merge_overrides, source_of
 from fl_dist.config.schema import (
     BUILDER_SECTIONS,
@@ -31,8 +34,14 @@ from fl_dist.config.schema import (
     DiagnosticKeys,
 )
 from fl_dist.diagnostics import build_diagnostics, diagnostics
+from fl_dist.optimizers import depends_on_rounds
 
 M = TypeVar("M", bound=BaseModel)
+MISSING_REQUIREMENT = {
+    "uniform weights": "bounds each client's part in the mean, which needs equal weights; set server.weighting=uniform",
+    "all updates": "needs every client's update; set comm.reduce=gather",
+    "opacus": "needs the package opacus for its accountant: pip install opacus",
+}
 
 
 def load(path: str | None, overrides: list[str]) -> Config:
@@ -43,11 +52,26 @@ def load(path: str | None, overrides: list[str]) -> Config:
 def validate(raw: dict[str, Any], sources: Sources = NO_SOURCES) -> Config:
     """The configuration, with the settings of its builders; ConfigError names the first key that is wrong."""
     config: Config = _parse(Config, expand_names(raw), (), sources)
-    builders = {section: _validate_builder(section, getattr(config, section), sources) for section in BUILDER_SECTIONS}
+    builders = {section: _validate_builder(section, get_key(config, section), sources) for section in BUILDER_SECTIONS}
     measured = {label: _validate_diagnostic(label, keys, sources) for label, keys in config.diagnostics.items()}
     listed = [_validate_callback(number, entry, sources) for number, entry in enumerate(config.callbacks)]
-    config = config.model_copy(update=builders | {"diagnostics": measured, "callbacks": listed})
+    config = _replace_keys(config, builders | {"diagnostics": measured, "callbacks": listed})
+    config = _replace_keys(config, neutral_keys(config))
     _check_consistency(config)
+    return config
+
+
+def get_key(config: Config, key: str) -> Any:
+    """The value of a key with dots."""
+    return functools.reduce(getattr, key.split("."), config)
+
+
+def _replace_keys(config: Config, values: dict[str, Any]) -> Config:
+    """With other values of these keys, at the top level or in a section."""
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        inner = getattr(config, section).model_copy(update={name: value}) if section else value
+        config = config.model_copy(update={section or name: inner})
     return config
 
 
@@ -65,7 +89,7 @@ def validate_mapping(schema: type[M], raw: Any, source: str) -> M:
         elif key in RENAMED_KEYS:
             message = f"{key} is now {RENAMED_KEYS[key]} (set in {source})"
         elif key in Config.model_fields:
-            message = f"{key} in {source} is a key of a configuration: run one with python -m fl_dist.main"
+            message = f"{key} in {source} is a key of a configuration: run one with fl-dist run"
         else:
             hint = suggest(str(error["loc"][-1]), _siblings(schema, error["loc"]))
             message = f"unknown key {key} in {source}; {hint}"
@@ -74,8 +98,8 @@ def validate_mapping(schema: type[M], raw: Any, source: str) -> M:
 
 def user_import_paths(config: Config) -> set[str]:
     """The names `module:name` in a configuration."""
-    names = [getattr(config, section).get("name") for section in BUILDER_SECTIONS]
-    names += [name for part in config.algorithm.get("parts", []) for name in part]
+    names = [get_key(config, section).get("name") for section in BUILDER_SECTIONS]
+    names += [name for key in ("parts", "with") for part in config.algorithm.get(key, []) for name in part]
     return {name for name in names if is_import_path(name)}
 
 
@@ -88,11 +112,11 @@ def _parse(schema: type[Any], raw: dict[str, Any], path: KeyPath, sources: Sourc
 
 def _validate_builder(section: str, keys: dict[str, Any], sources: Sources) -> dict[str, Any]:
     """Validate `{name: ..., settings}` against the signature of the builder of that name."""
-    settings, path = dict(keys), (section,)
+    settings, path = dict(keys), tuple(section.split("."))
     if section == "algorithm":
         return _validate_algorithm(settings, path, sources)
     common = _pop_common_keys(COMMON_KEYS[section], settings, path, sources) if section in COMMON_KEYS else {}
-    name = settings.pop("name", Config.model_fields[section].default["name"])
+    name = settings.pop("name", get_key(Config(), section)["name"])
     checked = _validate_settings(BUILDER_SECTIONS[section], name, settings, path, sources, tuple(common))
     return {"name": name, **common, **checked}
 
@@ -138,30 +162,34 @@ def _validate_method(raw: Any, path: KeyPath, sources: Sources) -> dict[str, Any
 
 
 def _validate_algorithm(settings: dict[str, Any], path: KeyPath, sources: Sources) -> dict[str, Any]:
-    """Validate `{name: ..., settings}` or `{parts: [...]}`."""
+    """Validate `{name: ..., settings}` or `{parts: [...]}`, each of them perhaps with further parts in `with`."""
+    added = {"with": _validate_parts(settings.pop("with"), (*path, "with"), sources)} if "with" in settings else {}
     if "parts" in settings:
-        return {"parts": _validate_parts(settings, path, sources)}
+        chain, prefix = settings.pop("parts"), _dotted(path)
+        if settings:
+            others = ", ".join(f"{prefix}.{key}" for key in sorted(settings))
+            raise ConfigError(
+                f"{others}: not beside {prefix}.parts; replace the whole section: {prefix}={{parts: [...]}}"
+            )
+        return {"parts": _validate_parts(chain, (*path, "parts"), sources), **added}
     name = settings.pop("name", Config.model_fields["algorithm"].default["name"])
-    return {"name": name, **_validate_settings(algorithms, name, settings, path, sources)}
+    return {"name": name, **_validate_settings(algorithms, name, settings, path, sources, ("with",)), **added}
 
 
-def _validate_parts(settings: dict[str, Any], path: KeyPath, sources: Sources) -> list[dict[str, Any]]:
-    chain, prefix = settings.pop("parts"), _dotted(path)
-    if settings:
-        others = ", ".join(f"{prefix}.{key}" for key in sorted(settings))
-        raise ConfigError(f"{others}: not beside {prefix}.parts; replace the whole section: {prefix}={{parts: [...]}}")
+def _validate_parts(chain: Any, path: KeyPath, sources: Sources) -> list[dict[str, Any]]:
+    prefix = _dotted(path)
     if not isinstance(chain, list):
-        raise ConfigError(f"{prefix}.parts must be a list such as [{{sam: {{rho: 0.05}}}}, {{scaffold: {{}}}}]")
+        raise ConfigError(f"{prefix} must be a list such as [{{sam: {{rho: 0.05}}}}, {{scaffold: {{}}}}]")
     checked = []
     for k, part in enumerate(chain):
         part = {part: {}} if isinstance(part, str) else part
         if not isinstance(part, dict) or len(part) != 1:
-            raise ConfigError(f"{prefix}.parts.{k} must be one part with its settings, such as {{sam: {{rho: 0.05}}}}")
+            raise ConfigError(f"{prefix}.{k} must be one part with its settings, such as {{sam: {{rho: 0.05}}}}")
         name, part_settings = next(iter(part.items()))
         if name in algorithms and name not in parts:
             own_parts = build({"name": name}).describe()
-            raise ConfigError(f"{prefix}.parts.{k}: {name} is an algorithm, not a part; its parts are {own_parts}")
-        at = (*path, "parts", k, name)
+            raise ConfigError(f"{prefix}.{k}: {name} is an algorithm, not a part; its parts are {own_parts}")
+        at = (*path, k, name)
         checked.append({name: _validate_settings(parts, name, part_settings or {}, at, sources)})
     return checked
 
@@ -175,7 +203,7 @@ def _validate_settings(
     try:
         if clashes := sorted(registry.schema(name).model_fields.keys() & set(common)):
             raise BuilderError(
-                f"{name}: its keyword {clashes[0]!r} has to have another name; {path[0]}.{clashes[0]} is taken"
+                f"{name}: its keyword {clashes[0]!r} has to have another name; {_dotted(path)}.{clashes[0]} is taken"
             )
         return registry.validate(name, settings)
     except (UnknownNameError, UserImportError, BuilderError) as e:
@@ -194,22 +222,41 @@ def _check_consistency(config: Config) -> None:
         raise ConfigError(f"local.batch_size must be full, or from 1 to {MAX_COUNT:,}, not {config.local.batch_size}")
     if config.local.batch_size == "full" and config.local.compile:
         raise ConfigError("local.compile needs batches of one size; set local.batch_size to a number")
-    _check_chain(config.algorithm, ("algorithm",))
+    algorithm = _check_chain(config.algorithm, ("algorithm",))
+    check_optimizer_keys(config)
     _check_diagnosed_clients(config)
     _check_placement(config)
     schedule = read_schedule(config)
     smallest = clients.per_round if schedule is None else min(map(len, schedule))
+    _check_requirements(config, algorithm, smallest)
     if clients.min_survivors > smallest:
         raise ConfigError(
             f"clients.min_survivors is {clients.min_survivors}, but a round may have only {smallest} clients"
         )
 
 
-def _check_chain(section: dict[str, Any], path: KeyPath) -> None:
+def _check_chain(section: dict[str, Any], path: KeyPath) -> Algorithm:
     try:
-        build(section)
+        return build(section)
     except (ChainError, HookContractError, BuilderError) as e:
         raise ConfigError(f"{_dotted(path)}: {e}") from None
+
+
+def _check_requirements(config: Config, algorithm: Algorithm, smallest: int) -> None:
+    """What parts need of other keys; `smallest`: clients of the smallest round."""
+    have = {
+        "uniform weights": config.server.weighting == "uniform",
+        "all updates": config.comm.reduce == "gather",
+        "opacus": has_opacus(),
+    }
+    for part in algorithm.parts:
+        for need in (need for need in part.needs if not have.get(need, True)):
+            raise ConfigError(f"algorithm: part {part_name(part)} {MISSING_REQUIREMENT[need]}")
+        if part.min_clients > smallest:
+            raise ConfigError(
+                f"algorithm: part {part_name(part)} needs {part.min_clients} clients, but a round may have only"
+                f" {smallest}; raise clients.per_round, or change the part's settings"
+            )
 
 
 def _check_diagnosed_clients(config: Config) -> None:
@@ -287,7 +334,7 @@ def _explain(
     if error["type"] == "extra_forbidden":
         return f"unknown key {key} {source}; {suggest(str(location[-1]), [*_siblings(schema, location), *common])}"
     if error["type"] == "missing":
-        return f"missing key {key}: {path[0] if path else 'the configuration'} needs it"
+        return f"missing key {key}: {_dotted(path) or 'the configuration'} needs it"
     return f"{key} {source}: {error['msg'][0].lower()}{error['msg'][1:]}, got {shorten(repr(error['input']))}"
 
 
@@ -313,14 +360,18 @@ def dump(config: Config) -> dict[str, Any]:
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Keys whose values differ in a way that changes results so far, as `key: old -> new`."""
     before, after = dict(flatten_keys(old)), dict(flatten_keys(new))
-    defaults = dict(flatten_keys(Config().model_dump()))
+    defaults = dict(flatten_keys(dump(validate({}))))
     before = {k: defaults.get(k) for k in after} | before  # an older version recorded fewer keys
     changed = [k for k in sorted(before.keys() | after.keys()) if before.get(k) != after.get(k)]
     ignored = tuple(f"{k}." for k in LAYOUT_KEYS)
-    # No round depends on how many follow: rates, cohorts and batches depend on the round's own number.
-    ignored += ("rounds.",) if new["rounds"] > old["rounds"] else ()
+    # Cohorts and batches depend on the round's own number, rates only with some schedules on how many follow.
+    scheduled = [
+        f"{section}.schedule" for section in ("local", "server") if depends_on_rounds(new[section]["schedule"])
+    ]
+    reasons = {"rounds": f", used by {' and '.join(scheduled)}"} if scheduled else {}
+    ignored += ("rounds.",) if new["rounds"] > old["rounds"] and not scheduled else ()
     changed = [k for k in changed if not f"{k}.".startswith(ignored)]
-    return [f"{shorten(k)}: {shorten(before.get(k))} -> {shorten(after.get(k))}" for k in changed]
+    return [f"{shorten(k)}: {shorten(before.get(k))} -> {shorten(after.get(k))}{reasons.get(k, '')}" for k in changed]
 
 
 def flatten_keys(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

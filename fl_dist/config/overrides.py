@@ -1,5 +1,6 @@
 """A YAML file and overrides `key.sub=value` as one mapping, with the source of each key."""
 
+import functools
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,20 +27,29 @@ def merge_overrides(
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold a mapping of keys, not {type(raw).__name__}")
     if sweep_keys := sorted(raw.keys() & {"grid", "list", "rows", "columns"}):
-        raise ConfigError(
-            f"{path} is a sweep (it has the key {sweep_keys[0]}): run it with python -m launch.sweep {path}"
-        )
+        raise ConfigError(f"{path} is a sweep (it has the key {sweep_keys[0]}): run it with fl-dist sweep {path}")
     raw = expand_names(raw)
     for override in _names_first(map(expand_override, overrides)):
         _apply(raw, override, sources)
+        raw = expand_names(raw)
     return raw, sources
 
 
 def expand_names(raw: dict[str, Any]) -> dict[str, Any]:
     """Sections that only name a builder, such as `model: cnn`, as mappings; the name of a single callback as a list."""
-    named = {section: {"name": raw[section]} for section in BUILDER_SECTIONS if isinstance(raw.get(section), str)}
     listed = {"callbacks": [raw["callbacks"]]} if isinstance(raw.get("callbacks"), str) else {}
-    return raw | named | listed
+    paths = (section.split(".") for section in BUILDER_SECTIONS)
+    expanded: dict[str, Any] = functools.reduce(_expand_name, paths, raw | listed)
+    return expanded
+
+
+def _expand_name(node: Any, path: list[str]) -> Any:
+    """With the builder at this path, if only its name is there, as a mapping."""
+    if not path:
+        return {"name": node} if isinstance(node, str) else node
+    if not isinstance(node, dict) or path[0] not in node:
+        return node
+    return node | {path[0]: _expand_name(node[path[0]], path[1:])}
 
 
 def expand_override(override: str) -> str:
@@ -80,7 +90,7 @@ def _apply(raw: dict[str, Any], override: str, sources: dict[KeyPath, str]) -> N
             sources[path[:depth]] = COMMAND_LINE
         node[step] = dict(node[step]) if isinstance(node.get(step), dict) else {}
         node = node[step]
-    if path[-1] == "name" and path[0] in BUILDER_SECTIONS and node.get("name") != value:
+    if path[-1] == "name" and ".".join(path[:-1]) in BUILDER_SECTIONS and node.get("name") != value:
         node.clear()
     node[path[-1]] = value
     sources[path] = COMMAND_LINE

@@ -10,6 +10,8 @@ from fl_dist.data import datasets
 from fl_dist.data.augmentation import augmentations
 from fl_dist.data.partition import partitions
 from fl_dist.models import models
+from fl_dist.optimizers import build_rate, optimizers, schedules
+from fl_dist.optimizers.schedules import Rate
 from fl_dist.tasks import tasks
 
 MAX_COUNT = 10**7
@@ -61,9 +63,13 @@ class Local(StrictModel):
         int | None, key("maximum steps of a client per round, whatever the epochs", ge=1, le=MAX_COUNT)
     ] = None
     batch_size: Annotated[int | Literal["full"], key("samples per batch; full: the client's whole data")] = 50
-    lr: Annotated[float, key("learning rate of the first round", gt=0)] = 0.01
-    lr_decay: Annotated[float, key("factor on the rate after each round", gt=0, le=1)] = 0.998
-    momentum: Annotated[float, key("heavy-ball momentum, new in each round", ge=0, lt=1)] = 0.9
+    lr: Annotated[float, key("learning rate, before its schedule", gt=0)] = 0.01
+    lr_decay: Annotated[float, key("factor on the rate after each round, of the schedule exponential", gt=0, le=1)] = (
+        0.998
+    )
+    schedule: Annotated[dict[str, Any], key("schedule of lr over the rounds")] = {"name": "exponential"}
+    optimizer: Annotated[dict[str, Any], key("how a direction becomes a step")] = {"name": "sgd"}
+    momentum: Annotated[float, key("heavy-ball momentum of sgd", ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, key("weight decay", ge=0)] = 1.0e-5
     clip: Annotated[float | None, key("maximum L2 norm of a step's direction", gt=0)] = None
     precision: Annotated[
@@ -80,13 +86,17 @@ class Local(StrictModel):
 
 
 class Server(StrictModel):
-    lr: Annotated[float, key("factor on the mean update", gt=0)] = 1.0
+    lr: Annotated[float, key("factor on the mean update, before its schedule", gt=0)] = 1.0
+    schedule: Annotated[dict[str, Any], key("schedule of lr over the rounds")] = {"name": "constant"}
     weighting: Annotated[Literal["samples", "uniform"], key("weights of the clients' updates")] = "samples"
 
 
 class Communication(StrictModel):
     reduce: Annotated[
-        Literal["exact", "float32"], key("exact: integer sums, the same bits on any number of workers")
+        Literal["exact", "float32", "gather"],
+        key(
+            "exact: integer sums, the same bits on any number of workers; gather: rank 0 receives every client's update"
+        ),
     ] = "exact"
     timeout: Annotated[
         float,
@@ -196,7 +206,27 @@ class CallbackKeys(StrictModel):
     optional: Annotated[bool, key("if the callback fails, continue without it")] = False
 
 
-COMMON_KEYS: dict[str, type[StrictModel]] = {"data": DataKeys, "model": ModelKeys}
+class OptimizerKeys(StrictModel):
+    """Keys of `local.optimizer` besides the settings of its builder."""
+
+    keep: Annotated[
+        Literal["round", "client"], key("its variables are new in each round, or kept for each client between rounds")
+    ] = "round"
+
+
+class ScheduleKeys(StrictModel):
+    """Keys of a schedule besides its settings."""
+
+    warmup: Annotated[int, key("first rounds, in which the rate grows linearly to lr", ge=0)] = 0
+
+
+COMMON_KEYS: dict[str, type[StrictModel]] = {
+    "data": DataKeys,
+    "model": ModelKeys,
+    "local.optimizer": OptimizerKeys,
+    "local.schedule": ScheduleKeys,
+    "server.schedule": ScheduleKeys,
+}
 """Keys of a section that every builder has."""
 
 
@@ -210,9 +240,9 @@ class Config(StrictModel):
     partition: Annotated[dict[str, Any], key("how the training data is split over the clients")] = {"name": "dirichlet"}
     model: Annotated[dict[str, Any], key("model and its settings, plus init, pretrained and train")] = {"name": "cnn"}
     clients: Clients = Clients()
-    algorithm: Annotated[dict[str, Any], key("algorithm and its hyper-parameters, or {parts: [...]}")] = {
-        "name": "fedavg"
-    }
+    algorithm: Annotated[
+        dict[str, Any], key("algorithm and its hyper-parameters, or {parts: [...]}; with: [...] adds parts")
+    ] = {"name": "fedavg"}
     local: Local = Local()
     server: Server = Server()
     comm: Communication = Communication()
@@ -223,8 +253,13 @@ class Config(StrictModel):
     callbacks: Annotated[list[Any], key("what happens beside the rounds: names, each with its settings")] = []
     diagnostics: Annotated[dict[str, Any], key("diagnostics measured during training, by label")] = {}
 
-    def lr(self, index: int) -> float:
-        return self.local.lr * self.local.lr_decay**index
+    def local_rate(self) -> Rate:
+        """The learning rate of the local steps in each round."""
+        return build_rate(self.local.lr, self.local.schedule, self.rounds, self.local.lr_decay)
+
+    def server_rate(self) -> Rate:
+        """The factor on the mean update in each round."""
+        return build_rate(self.server.lr, self.server.schedule, self.rounds)
 
 
 BUILDER_SECTIONS: dict[str, Registry[Any]] = {
@@ -234,6 +269,9 @@ BUILDER_SECTIONS: dict[str, Registry[Any]] = {
     "partition": partitions,
     "model": models,
     "algorithm": algorithms,
+    "local.optimizer": optimizers,
+    "local.schedule": schedules,
+    "server.schedule": schedules,
 }
 """Sections of the form {name: ..., settings}: the registries of their builders."""
 LAYOUT_KEYS = (

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from fl_dist.common.errors import DataError
 from fl_dist.common.paths import expand_path
+from fl_dist.common.rows import main_tensor
 from fl_dist.data import shared_arrays
 from fl_dist.data.dataset import SPLITS, Dataset, dataset_from_arrays, datasets
 from fl_dist.data.download_sources import missing_data_message, redownload_hint
@@ -52,7 +53,7 @@ def cinic10(*, root: Annotated[str, Field(min_length=1, description=ROOT_DESCRIP
 
 def _read_packed(path: Path) -> Dataset:
     data = read_npz(path)
-    if data.shape != IMAGE or data.x_train.dtype != torch.uint8 or data.classes > len(CLASSES):
+    if data.shape != IMAGE or main_tensor(data.x_train).dtype != torch.uint8 or data.classes > len(CLASSES):
         raise DataError(f"data file {path}: CINIC-10 needs uint8 images [n, 3, 32, 32] and labels 0..9")
     return replace(data, classes=len(CLASSES), mean=MEAN, std=STD)
 

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from fl_dist.common.errors import DataError
 from fl_dist.common.registry import Registry
+from fl_dist.common.rows import R, Rows, count_rows, describe_rows, main_tensor, map_rows
 
 SPLITS = ("train", "test")
+NOT_LEARNT = -100
+"""The target of a token that is not learnt: padding, or a prompt."""
 NUMERIC_INTEGERS = ("uint8", "int8", "int16")
 """Integer types of rows that are numbers (pixels, audio samples); all other integers are ids."""
 
@@ -21,11 +24,12 @@ NUMERIC_INTEGERS = ("uint8", "int8", "int16")
 class Dataset:
     """Training and test rows with their targets; a rank that has only one of both has no rows of the other."""
 
-    x_train: Tensor
-    """uint8 images [n, C, H, W], features of floating point, int8 or int16 samples, or int32 or int64 ids (tokens)."""
+    x_train: Rows
+    """uint8 images [n, C, H, W], features of floating point, int8 or int16 samples, or int32 or int64 ids (tokens); or
+    several such tensors by name. The first of them decides what `shape` and `vocabulary` are."""
     y_train: Tensor
     """int64 labels [n], targets of floating point [n] or [n, k], or whatever the task takes; [n, 0]: none."""
-    x_test: Tensor
+    x_test: Rows
     """Test rows, of the shape and type of `x_train`."""
     y_test: Tensor
     """Targets of the test rows."""
@@ -42,44 +46,46 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for split in SPLITS:
-            for name in (f"x_{split}", f"y_{split}"):
-                if not isinstance(value := getattr(self, name), Tensor):
-                    raise DataError(f"{name} of a data set is of type {type(value).__name__}, not a tensor")
             x, y = getattr(self, f"x_{split}"), getattr(self, f"y_{split}")
-            if len(x) != len(y):
-                raise DataError(f"a data set needs one target per row; x_{split} has {len(x)} rows, y_{split} {len(y)}")
+            if not isinstance(y, Tensor):
+                raise DataError(f"y_{split} of a data set is of type {type(y).__name__}, not a tensor")
+            if (rows := _count_checked(f"x_{split}", x)) != len(y):
+                raise DataError(f"a data set needs one target per row; x_{split} has {rows} rows, y_{split} {len(y)}")
             if y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
                 object.__setattr__(self, f"y_{split}", y.long())  # the type of labels in torch
-        if not len(self.x_train) + len(self.x_test):
+        if not count_rows(self.x_train) + count_rows(self.x_test):
             raise DataError("a data set needs rows, but x_train and x_test are empty")
-        if self.x_train.shape[1:] != self.x_test.shape[1:] or row_kind(self.x_train) != row_kind(self.x_test):
-            train, test = (f"{_dtype_name(x)} {list(x.shape[1:])}" for x in (self.x_train, self.x_test))
+        if describe_rows(self.x_train, _kind_and_shape) != describe_rows(self.x_test, _kind_and_shape):
+            train, test = (describe_rows(x, _describe_row) for x in (self.x_train, self.x_test))
             raise DataError(f"a data set's rows of x_train are {train}, of x_test {test}; give both one type and shape")
-        channels = self.x_train.shape[1] if self.x_train.dim() > 1 else 1
+        channels = self.shape[0] if self.shape else 1
         for name, values in (("mean", self.mean), ("std", self.std)):
+            if values and not isinstance(self.x_train, Tensor):
+                raise DataError(f"{name} of a data set is for rows of one tensor; normalise its tensors yourself")
             if len(values) not in (0, 1, channels):
                 raise DataError(f"{name} of a data set has {len(values)} values, but its rows have {channels} channels")
         if not all(self.std):
             raise DataError("std of a data set contains a 0, and its rows are divided by it")
-        if self.client is not None and not _are_client_ids(self.client, len(self.x_train)):
+        if self.client is not None and not _are_client_ids(self.client, len(self.y_train)):
             raise DataError("client of a data set must be a numpy array of ids from 0, one per training row")
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one row."""
-        return tuple(self.x_train.shape[1:])
+        return tuple(main_tensor(self.x_train).shape[1:])
 
     @property
     def vocabulary_size(self) -> int:
         """How many ids there are; 0 for numbers."""
         if self.is_numeric:
             return 0
-        return self.vocabulary or 1 + max(int(x.max()) for x in (self.x_train, self.x_test) if len(x))
+        ids = map(main_tensor, (self.x_train, self.x_test))
+        return self.vocabulary or 1 + max(int(own.max()) for own in ids if len(own))
 
     @property
     def is_numeric(self) -> bool:
         """Whether rows are numbers that can be scaled and shifted, not ids."""
-        return row_kind(self.x_train) != "ids"
+        return row_kind(main_tensor(self.x_train)) != "ids"
 
 
 def dataset_from_arrays(arrays: Mapping[str, np.ndarray], classes: int, **known: Any) -> Dataset:
@@ -95,12 +101,13 @@ datasets: Registry[Dataset] = Registry("data set", Dataset, supplied=("splits",)
 def keep_splits(dataset: Dataset, splits: Collection[str]) -> Dataset:
     """The data set without the rows of the other splits, which are freed."""
     dropped = [f"{x}_{split}" for split in SPLITS if split not in splits for x in "xy"]
-    return replace(dataset, client=None, **{name: getattr(dataset, name)[:0].clone() for name in dropped})
+    empty: dict[str, Any] = {name: map_rows(lambda x: x[:0].clone(), getattr(dataset, name)) for name in dropped}
+    return replace(dataset, client=None, **empty)
 
 
 def fill_empty_splits(dataset: Dataset) -> Dataset:
     """The data set with the same rows in both splits if one has none: for checks that need one row of each."""
-    pairs = [(split, other) for split, other in (SPLITS, SPLITS[::-1]) if not len(getattr(dataset, f"x_{split}"))]
+    pairs = [(split, other) for split, other in (SPLITS, SPLITS[::-1]) if not len(getattr(dataset, f"y_{split}"))]
     rows = {f"{x}_{split}": getattr(dataset, f"{x}_{other}") for split, other in pairs for x in "xy"}
     return replace(dataset, client=None, **rows) if rows else dataset
 
@@ -109,6 +116,26 @@ def row_kind(x: Tensor | np.ndarray) -> str:
     """ "float", "ids", or the integer type of rows that are numbers; training and test rows must have the same."""
     name = _dtype_name(x)
     return name if name in NUMERIC_INTEGERS else "float" if "float" in name else "ids"
+
+
+def _count_checked(name: str, rows: object) -> int:
+    """The number of rows, if they are a tensor or several of equal length by name."""
+    if isinstance(rows, Tensor):
+        return len(rows)
+    if not isinstance(rows, dict) or not rows or not all(isinstance(own, Tensor) for own in rows.values()):
+        raise DataError(f"{name} of a data set is of type {type(rows).__name__}, not a tensor or a dict of tensors")
+    lengths = {str(key): len(own) for key, own in rows.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"the tensors of {name} need equal numbers of rows; they have {lengths}")
+    return min(lengths.values())
+
+
+def _kind_and_shape(x: Tensor) -> tuple[str, tuple[int, ...]]:
+    return row_kind(x), tuple(x.shape[1:])
+
+
+def _describe_row(x: Tensor) -> str:
+    return f"{_dtype_name(x)} {list(x.shape[1:])}"
 
 
 def _dtype_name(x: Tensor | np.ndarray) -> str:
@@ -126,9 +153,13 @@ def class_labels(targets: np.ndarray) -> np.ndarray | None:
 
 
 def normalise(
-    x: Tensor, dataset: Dataset, dtype: torch.dtype, image_format: torch.memory_format = torch.channels_last
-) -> Tensor:
+    rows: R, dataset: Dataset, dtype: torch.dtype, image_format: torch.memory_format = torch.channels_last
+) -> R:
     """Raw rows as model input: uint8 over 255, then minus the mean, over the standard deviation; ids as int64."""
+    return map_rows(lambda x: _normalise(x, dataset, dtype, image_format), rows)
+
+
+def _normalise(x: Tensor, dataset: Dataset, dtype: torch.dtype, image_format: torch.memory_format) -> Tensor:
     if row_kind(x) == "ids":
         return x.long()
     order = image_format if x.dim() == 4 else torch.contiguous_format

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-FETCH_COMMAND = "python -m fl_dist.data fetch"
+FETCH_COMMAND = "fl-dist data fetch"
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def list_published_domains(name: str, root: Path) -> list[str]:
 def _find_folder(name: str, root: Path) -> Path:
     published = root / SOURCES[name].folder
     folder = published if published.is_dir() else root
-    if not folder.is_dir() or not _subfolders(folder):
+    if not folder.is_dir() or not subfolders(folder):
         raise DataError(missing_data_message(name, root, f"folder {SOURCES[name].folder}/<domain>/<class>"))
     return folder
 
@@ -104,7 +104,7 @@ def _load_domains(name: str, folder: Path, target: str, size: int) -> Dataset:
         raise DataError(f"data.target {target!r} is no domain in {folder}; {suggest(target, names)}")
     if len(domains) < 2:
         raise DataError(f"{folder} has no domain but {target}, which leaves none to train on")
-    classes = sorted({entry.name for domain in domains for entry in _subfolders(domain)})
+    classes = sorted({entry.name for domain in domains for entry in subfolders(domain)})
     folders = {domain.name: [domain / word for word in classes] for domain in domains}
     sources = [entry for of_domain in folders.values() for entry in of_domain if entry.is_dir()]
     build = partial(_write_domains, folders=folders, size=size, name=name)
@@ -141,10 +141,10 @@ def _split_domains(arrays: shared_arrays.Arrays, target: int) -> shared_arrays.A
 
 
 def _domain_folders(folder: Path) -> list[Path]:
-    return [entry for entry in _subfolders(folder) if _subfolders(entry)]
+    return [entry for entry in subfolders(folder) if subfolders(entry)]
 
 
-def _subfolders(folder: Path) -> list[Path]:
+def subfolders(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 

@@ -1,5 +1,6 @@
 """Image files as rows of one array, decoded by several threads."""
 
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -37,8 +38,8 @@ def write_labelled_images(
     decode_images([file for file, _ in files], allocate(f"x_{split}", (len(files), *shape), np.uint8), transform, name)
 
 
-def decode_images(files: Sequence[Path], out: np.ndarray, transform: Transform, name: str) -> None:
-    """Each file as a row of uint8 [n, 3, H, W]; `transform` scales an image to the size of the rows."""
+def decode_images(files: Sequence[Path | bytes], out: np.ndarray, transform: Transform, name: str) -> None:
+    """Each file, or content of one, as a row of uint8 [n, 3, H, W]; `transform` scales an image to the rows' size."""
     try:
         from PIL import Image  # noqa: F401  (here, so that its absence is reported once)
     except ImportError:
@@ -50,7 +51,7 @@ def decode_images(files: Sequence[Path], out: np.ndarray, transform: Transform, 
     def decode_chunk(start: int) -> int:
         chunk = files[start : start + CHUNK_IMAGES]
         for row, file in enumerate(chunk, start):
-            out[row] = _read_pixels(file, transform, out.shape[2:], name)
+            out[row] = _read_pixels(file, row, transform, out.shape[2:], name)
         return len(chunk)
 
     is_quiet = not (is_long and has_terminal)
@@ -94,16 +95,17 @@ def center_crop(image: "Image", size: int) -> "Image":
     return image.crop((left, top, left + size, top + size))
 
 
-def _read_pixels(file: Path, transform: Transform, shape: tuple[int, ...], name: str) -> np.ndarray:
+def _read_pixels(file: Path | bytes, row: int, transform: Transform, shape: tuple[int, ...], name: str) -> np.ndarray:
     from PIL import Image
 
+    where = f"of row {row}" if isinstance(file, bytes) else str(file)
     try:
-        with Image.open(file) as image:
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
             pixels = np.asarray(transform(image.convert("RGB"))).transpose(2, 0, 1)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as e:
-        raise DataError(f"image {file} cannot be read ({error_message(e)}); fetch {name} again") from None
+        raise DataError(f"image {where} cannot be read ({error_message(e)}); fetch {name} again") from None
     if pixels.shape[1:] != shape:
         raise DataError(
-            f"image {file} is {pixels.shape[2]}x{pixels.shape[1]}; images of {name} are {shape[1]}x{shape[0]}"
+            f"image {where} is {pixels.shape[2]}x{pixels.shape[1]}; images of {name} are {shape[1]}x{shape[0]}"
         )
     return pixels

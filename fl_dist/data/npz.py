@@ -20,6 +20,7 @@ from pydantic import Field
 from fl_dist.common.errors import DataError
 from fl_dist.common.formatting import format_bytes, shorten
 from fl_dist.common.paths import expand_path
+from fl_dist.common.rows import main_tensor
 from fl_dist.data.dataset import (
     NUMERIC_INTEGERS,
     SPLITS,
@@ -70,7 +71,9 @@ def npz(
         raise DataError("data.normalise is auto, but data.mean or data.std is set too; remove one of them")
     if normalise == "auto" and tuple(splits) != SPLITS:
         raise DataError("data.normalise=auto needs the training rows of all clients; with data.local set mean and std")
-    statistics = channel_statistics(data.x_train.numpy()) if normalise else (tuple(mean or ()), tuple(std or ()))
+    statistics = (
+        channel_statistics(main_tensor(data.x_train).numpy()) if normalise else (tuple(mean or ()), tuple(std or ()))
+    )
     return replace(data, mean=statistics[0], std=statistics[1])
 
 

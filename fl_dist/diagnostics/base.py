@@ -100,7 +100,7 @@ class DiagnosticContext:
     server: Vars
     """The server's variables."""
     server_lr: float
-    """Of the configuration: `server.lr`."""
+    """The factor on the mean update in the last round."""
     loss_oracle: LossOracle
     """Losses and their derivatives at any weights."""
     locals: LocalModels

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fl_dist.common.rows import Rows, call_module, main_tensor
 from fl_dist.config import Config, ConfigError
 
 WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
@@ -39,12 +40,14 @@ def ensure_cpu_has_bf16() -> None:
     os.environ.update(WITHOUT_AMX)
 
 
-def forward(module: Callable[[Tensor], Tensor], x: Tensor, precision: str) -> Tensor:
+def forward(module: Callable[..., Tensor], x: Rows, precision: str) -> Tensor:
     """The module's output; with bf16 its products are in bfloat16, and its output is in float32."""
     if precision != "bf16":
-        return module(x)
-    with torch.autocast(x.device.type, torch.bfloat16):
-        return module(x).float()
+        outputs: Tensor = call_module(module, x)
+        return outputs
+    with torch.autocast(main_tensor(x).device.type, torch.bfloat16):
+        outputs = call_module(module, x)
+        return outputs.float()
 
 
 def compute() -> None:

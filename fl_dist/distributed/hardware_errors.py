@@ -29,7 +29,7 @@ def _torch_type(name: str) -> tuple[type[BaseException], ...]:
 OUT_OF_GPU_MEMORY = HardwareFailure(
     "not enough memory on the GPU",
     "lower local.batch_size, evaluate.batch_size or topology.data_memory, set local.precision=bf16, or start fewer "
-    "ranks per GPU (python -m fl_dist.algorithms --memory: what each algorithm needs)",
+    "ranks per GPU (fl-dist algorithms --memory: what each algorithm needs)",
     ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
     _torch_type("OutOfMemoryError"),
 )

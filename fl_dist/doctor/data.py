@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fl_dist.common.formatting import format_bytes
+from fl_dist.common.rows import count_bytes, slice_rows, tensors_of
 from fl_dist.config import Config
 from fl_dist.doctor.checks import Check, Report, Status, find_difference, find_error
 from fl_dist.federation.client_rows import build_data
@@ -22,13 +23,15 @@ def measure_data(config: Config) -> dict[str, Any]:
     """Build the data set and read rows of it."""
     start = time.perf_counter()
     data = build_data(config)
-    rows = max(1, MAX_READ_BYTES * len(data.x_train) // max(1, data.x_train.nbytes))
-    data.x_train[:rows].clone()
+    total = count_bytes(data.x_train)
+    rows = max(1, MAX_READ_BYTES * len(data.y_train) // max(1, total))
+    for tensor in tensors_of(slice_rows(data.x_train, slice(rows))):
+        tensor.clone()
     seconds = time.perf_counter() - start
-    read = min(data.x_train.nbytes, MAX_READ_BYTES)
+    read = min(total, MAX_READ_BYTES)
     return {
-        "rows": [len(data.x_train), len(data.x_test)],
-        "bytes": data.x_train.nbytes + data.x_test.nbytes,
+        "rows": [len(data.y_train), len(data.y_test)],
+        "bytes": total + count_bytes(data.x_test),
         "seconds": seconds,
         "megabytes": read / seconds / 1e6,
     }

@@ -21,7 +21,7 @@ MAX_SHARE = 0.9
 
 def measure_memory(experiment: Experiment, is_worker: bool) -> dict[str, Any]:
     """After a local step was measured: what this process holds, and the vectors of the algorithm in addition."""
-    needs, device = memory_needs(experiment.algorithm), experiment.device
+    needs, device = memory_needs(experiment.algorithm, experiment.optimizer), experiment.device
     element = experiment.model.vector.element_size() / FLOAT_BYTES
     vectors = round(experiment.model.size * element * (needs.worker if is_worker else needs.server))
     is_gpu = device.type == "cuda"

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_dist.algorithms.core import Batch
 from fl_dist.common.errors import ConfigError, describe_error
+from fl_dist.common.rows import call_module, count_rows, main_tensor, map_rows
 from fl_dist.config import Config
 from fl_dist.distributed import bf16
 from fl_dist.distributed.devices import synchronizer
@@ -51,7 +53,7 @@ def measure_variants(experiment: Experiment, precisions: Sequence[str]) -> dict[
     """Each precision; of images, also in the other `local.memory_format`."""
     module: Any = copy.deepcopy(experiment.model.module).to(torch.float32)
     times = {name: _time_step(experiment, module, name) for name in precisions}
-    if _batch(experiment)[0].dim() == 4:
+    if main_tensor(_batch(experiment)[0]).dim() == 4:
         other = next(name for name in IMAGE_FORMATS if name != experiment.config.local.memory_format)
         for name in precisions:
             times[f"{name} {other}"] = _time_step(experiment, module, name, IMAGE_FORMATS[other])
@@ -65,14 +67,14 @@ def measure_compiled(experiment: Experiment) -> dict[str, Any]:
     plain = _time_step(experiment, module, precision)
     allow_first_order_kernels(module, False)
     try:
-        forward = CompiledModule(module, len(_batch(experiment)[0]))
+        forward = CompiledModule(module, count_rows(_batch(experiment)[0]))
         compiled = _time_step(experiment, module, precision, forward=forward)
     except Exception as e:  # the compiler's own, of any kind
         return {"error": describe_error(e)}
     return {"plain": plain, "compiled": compiled}
 
 
-def _batch(experiment: Experiment) -> tuple[Tensor, Tensor]:
+def _batch(experiment: Experiment) -> Batch:
     data = experiment.client_data
     largest = max(range(len(data.rows)), key=data.count)
     return next(iter(data.batches(largest, experiment.config.seed, 0)))
@@ -83,20 +85,22 @@ def _time_step(
     module: Any,
     precision: str,
     image_format: torch.memory_format | None = None,
-    forward: Callable[[Tensor], Tensor] | None = None,
+    forward: Callable[..., Tensor] | None = None,
 ) -> float:
     """`image_format`: unless it is the configured one; `forward`: other code of the module's forward pass."""
     task, (x, y) = experiment.task, _batch(experiment)
     dtype = next(module.parameters()).dtype
-    x = x.to(dtype) if x.is_floating_point() else x
-    x = x if image_format is None else x.contiguous(memory_format=image_format)
+    x = map_rows(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, x)
+    if image_format is not None:
+        x = map_rows(lambda tensor: tensor.contiguous(memory_format=image_format), x)
+    device = main_tensor(x).device
 
     def step() -> None:
-        with _precision(precision, x.device):
-            outputs, targets = task.align((forward or module)(x), y)
+        with _precision(precision, device):
+            outputs, targets = task.align(call_module(forward or module, x), y)
             task.loss(outputs.to(dtype), targets).backward()
 
-    return 1e3 * median_seconds(step, synchronizer(x.device), REPEATS)
+    return 1e3 * median_seconds(step, synchronizer(device), REPEATS)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ def check_wandb(mode: str) -> Check:
     """Sends no key, and asks for none."""
     mode = resolve_mode(mode)
     if mode != "online":
-        about = "records stay in the run folder; upload them with python -m launch.sync" if mode == "offline" else ""
+        about = "records stay in the run folder; upload them with fl-dist sync" if mode == "offline" else ""
         return Check(NAME, Status.OK, f"{mode}{': ' if about else ''}{about}")
     address = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
     host, start = urlparse(address).hostname or "W&B", time.perf_counter()
@@ -29,6 +29,6 @@ def check_wandb(mode: str) -> Check:
         pass  # an answer all the same
     except (OSError, ValueError) as e:
         reason = getattr(e, "reason", e)
-        advice = "use monitor.wandb.mode=offline and upload later with python -m launch.sync; training works without"
+        advice = "use monitor.wandb.mode=offline and upload later with fl-dist sync; training works without"
         return Check(NAME, Status.WARNING, f"online, but {host} cannot be reached ({reason})", advice)
     return Check(NAME, Status.OK, f"online: {host} answers in {time.perf_counter() - start:.1f} s")

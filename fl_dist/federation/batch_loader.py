@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_dist.algorithms.core import Batch
+from fl_dist.common.rows import Rows, count_bytes, count_rows, map_rows, select_rows, split_rows
 from fl_dist.data.dataset import to_device
 
 READER_THREADS = 2
@@ -21,7 +22,7 @@ class BatchLoader:
 
     def __init__(
         self,
-        x: Tensor,
+        x: Rows,
         y: Tensor,
         device: torch.device,
         dtype: torch.dtype,
@@ -31,43 +32,52 @@ class BatchLoader:
     ) -> None:
         """`image_format`: of images as model input; `first`: the number of the first row."""
         self.device, self.dtype, self.image_format, self.first = device, dtype, image_format, first
-        self.is_resident = x.nbytes <= max_bytes
-        self.x = to_training_dtype(x, device, dtype) if self.is_resident else x
-        self.y = to_training_dtype(y, device, dtype)
+        self.bytes = count_bytes(x) + y.nbytes
+        self.is_resident = self.bytes <= max_bytes
+        self.x = map_rows(self._to_training_dtype, x) if self.is_resident else x
+        self.y = self._to_training_dtype(y) if self.is_resident else y
 
     def load(self, pieces: Iterable[Tensor]) -> Iterator[Batch]:
         """A batch for each piece of row numbers."""
-        for piece, x in self._select(piece - self.first if self.first else piece for piece in pieces):
-            yield x, self.y.index_select(0, piece)
+        own = (piece - self.first if self.first else piece for piece in pieces)
+        return self._select(own) if self.is_resident else self._read(own)
 
     def sequential_batches(self, size: int, pieces: slice = ALL) -> Iterator[Batch]:
         """These of the batches of `size` rows, in order."""
         if self.is_resident:
-            return zip(self.x.split(size)[pieces], self.y.split(size)[pieces], strict=True)
-        return self.load(torch.arange(len(self.x)).split(size)[pieces])
+            return zip(split_rows(self.x, size)[pieces], split_rows(self.y, size)[pieces], strict=True)
+        return self.load(torch.arange(count_rows(self.x)).split(size)[pieces])
 
-    def _select(self, pieces: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        if self.is_resident:
-            for piece in pieces:
-                indices = to_device(piece, self.device)
-                yield indices, self.x.index_select(0, indices)
-            return
-        for piece, x in _prefetch(self.x, pieces):
-            rows = to_training_dtype(to_device(x, self.device), self.device, self.dtype)
-            yield to_device(piece, self.device), rows
+    def _select(self, pieces: Iterable[Tensor]) -> Iterator[Batch]:
+        for piece in pieces:
+            numbers = to_device(piece, self.device)
+            yield select_rows(self.x, numbers), self.y.index_select(0, numbers)
+
+    def _read(self, pieces: Iterable[Tensor]) -> Iterator[Batch]:
+        for x, y in _prefetch(self.x, self.y, pieces):
+            yield map_rows(self._send, x), self._send(y)
+
+    def _send(self, rows: Tensor) -> Tensor:
+        return self._to_training_dtype(to_device(rows, self.device))
+
+    def _to_training_dtype(self, rows: Tensor) -> Tensor:
+        return to_training_dtype(rows, self.device, self.dtype)
 
 
-def _prefetch(x: Tensor, pieces: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pieces with their rows, in order, whichever reader is faster."""
-    pending: deque[tuple[Tensor, Future[Tensor]]] = deque()
+def _prefetch(x: Rows, y: Tensor, pieces: Iterable[Tensor]) -> Iterator[Batch]:
+    """The rows of each piece, in order, whichever reader is faster."""
+
+    def read(piece: Tensor) -> Batch:
+        return select_rows(x, piece), y.index_select(0, piece)
+
+    pending: deque[Future[Batch]] = deque()
     with ThreadPoolExecutor(READER_THREADS) as readers:
         for piece in pieces:
-            pending.append((piece, readers.submit(x.index_select, 0, piece)))
+            pending.append(readers.submit(read, piece))
             if len(pending) > PREFETCH:
-                first, rows = pending.popleft()
-                yield first, rows.result()
-        for piece, rows in pending:
-            yield piece, rows.result()
+                yield pending.popleft().result()
+        for batch in pending:
+            yield batch.result()
 
 
 def to_training_dtype(rows: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fl_dist.algorithms.core import Batch
 from fl_dist.common.hook_contract import HookContractError, describe_value
 from fl_dist.common.randomness import torch_generator
+from fl_dist.common.rows import Rows
 from fl_dist.config import Local
 from fl_dist.data import normalise
 from fl_dist.federation.batch_loader import BatchLoader
@@ -77,7 +78,9 @@ class ClientData:
             # Lazily: `local.steps` may need only a few of them.
             yield from (epoch[first : first + size] for first in range(0, len(epoch), size))
 
-    def _augment(self, x: Tensor, noise: torch.Generator) -> Tensor:
+    def _augment(self, x: Rows, noise: torch.Generator) -> Rows:
+        if not isinstance(x, Tensor):
+            return x
         augmented = self.augment(x, noise)
         if not isinstance(augmented, Tensor) or augmented.dtype != x.dtype or len(augmented) != len(x):
             raise HookContractError(
@@ -102,7 +105,7 @@ class ClientData:
         for x, y in self.data.load(pieces):
             yield self.task.batch(self._normalise(x), y)
 
-    def _normalise(self, x: Tensor) -> Tensor:
+    def _normalise(self, x: Rows) -> Rows:
         return normalise(x, self.dataset, self.dtype, self.image_format)
 
 

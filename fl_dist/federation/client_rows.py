@@ -15,6 +15,7 @@ from torch import Tensor
 from fl_dist.common.errors import DataError
 from fl_dist.common.formatting import pluralize
 from fl_dist.common.hashing import hash_tensors
+from fl_dist.common.rows import select_rows, tensors_of
 from fl_dist.config import Config, ConfigError
 from fl_dist.data import Dataset, class_labels, datasets
 from fl_dist.data.dataset import SPLITS, keep_splits
@@ -73,7 +74,7 @@ def build_data(config: Config, group: ProcessGroup | None = None) -> Dataset:
         settings = _fill_client(settings, client)
     dataset = datasets.build(config.data["name"], settings, splits=splits)
     for split in splits:
-        if not len(getattr(dataset, f"x_{split}")):
+        if not len(getattr(dataset, f"y_{split}")):
             raise DataError(f"data {config.data['name']} has no rows in x_{split}")
     return dataset if splits == SPLITS else keep_splits(dataset, splits)
 
@@ -105,7 +106,7 @@ def divide_rows(config: Config, data: Dataset, group: ProcessGroup | None) -> Cl
         return count_classes(data, training)
 
     def hashes() -> dict[str, str]:
-        rows = [data.x_train, data.y_train, data.x_test, data.y_test]
+        rows = [*tensors_of(data.x_train), data.y_train, *tensors_of(data.x_test), data.y_test]
         return {"data": hash_tensors(rows), "partition": hash_partition(training)}
 
     everything = ClientRows(data, training, validation, class_counts, hashes)
@@ -125,7 +126,7 @@ def _keep_own(everything: ClientRows, group: ProcessGroup) -> ClientRows:
 
     own = torch.from_numpy(held[client] if client is not None else held[0][:0])
     return ClientRows(
-        replace(data, x_train=data.x_train[own], y_train=data.y_train[own], client=None),
+        replace(data, x_train=select_rows(data.x_train, own), y_train=data.y_train[own], client=None),
         renumber(everything.training),
         renumber(everything.validation),
         lambda: known_counts,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fl_dist import diagnostics
 from fl_dist.algorithms import build
 from fl_dist.algorithms.core import Round, Vars
+from fl_dist.callbacks.base import Measurements
 from fl_dist.common.randomness import seed_global, torch_seed
 from fl_dist.config import Config, read_schedule
 from fl_dist.data.augmentation import augmentations
@@ -17,13 +18,14 @@ from fl_dist.distributed.memory import max_row_bytes
 from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation import sampling
 from fl_dist.federation.batch_loader import BatchLoader
-from fl_dist.federation.checks import check_data, check_model
+from fl_dist.federation.checks import check_buffers, check_data, check_model
 from fl_dist.federation.client_data import DTYPES, ClientData
 from fl_dist.federation.client_rows import ClientRows, build_data, divide_rows
 from fl_dist.federation.client_state import StateTemplate
 from fl_dist.federation.flat_model import FlatModel
 from fl_dist.federation.local_rows import gather_local_rows
 from fl_dist.models import ModelInterface, build_model
+from fl_dist.optimizers import build_optimizer, client_variables
 from fl_dist.tasks import Task, tasks
 
 UPDATE, BUFFERS = "update", "buffers"
@@ -40,6 +42,8 @@ class Experiment:
         self.max_cohort = sampling.max_cohort_size(config.clients, self.schedule)
         self._cohort: dict[int, list[int]] = {}
         self.algorithm = build(config.algorithm)
+        self.optimizer = build_optimizer(config.local.optimizer, config.local.momentum, config.local.weight_decay)
+        self.local_rate, self.server_rate = config.local_rate(), config.server_rate()
         self.diagnostics = diagnostics.build_diagnostics(config.diagnostics)
         self.task = build_task(config)
         self.client_rows, self.model_interface = self._load_rows(group)
@@ -48,9 +52,12 @@ class Experiment:
         self._max_row_bytes = max_row_bytes(config.topology, device, 1 if group is None else group.ranks_on_node)
         self.client_data = ClientData(self.client_rows, self.task, augment, config.local, device, self._max_row_bytes)
         self.model = FlatModel(self._build_module(self.config.model))
+        check_buffers(config, self.algorithm, self.model)
         self.eval_model = self._build_eval_model()
         """The same network for teachers and evaluation; it has no vector of its own."""
-        check_model(config, self.task, fill_empty_splits(self.dataset), self.eval_model, self.model_interface)
+        checked = fill_empty_splits(self.dataset)
+        metrics = check_model(config, self.task, checked, self.eval_model, self.model_interface)
+        self.measurements = Measurements(self.task.primary_metric, metrics, tuple(self.algorithm.reports))
         self.initial = self.model.vector.to("cpu", copy=True)
         """The model before the first round, in host memory."""
         self.initial_buffers = self.model.buffers.read(self.model.buffers.new())
@@ -59,6 +66,8 @@ class Experiment:
         self.template = self._template(published)
         self.published: StateTemplate = {n: (tuple(t.shape), t.dtype) for n, t in vars(published).items()}
         """Shapes and types of what the server publishes."""
+        self.update_bytes = self.algorithm.upload_bytes(self.round(0, 1), self.model.vector.element_size())
+        """That a real client would send for its update."""
         self.vectors_per_download = sum(tensor.numel() > 1 for tensor in vars(published).values())
         """Model-sized, to each client of a round."""
         counts = [len(rows) for rows in self.client_data.rows]
@@ -86,6 +95,10 @@ class Experiment:
             view.fill_("weight" in name)
         return mask
 
+    @cached_property
+    def _is_parameter(self) -> Tensor:
+        return self.model.parameter_mask()
+
     def _build_module(self, section: dict[str, Any]) -> nn.Module:
         seed_global(torch_seed(self.config.seed, "model"), self.device)
         local = self.config.local
@@ -109,7 +122,8 @@ class Experiment:
 
     def _template(self, published: Vars) -> StateTemplate:
         state = self.algorithm.client_init(published, self.round(0, 1))
-        return {n: (tuple(t.shape), t.dtype) for n, t in vars(state).items()}
+        kept = client_variables(self.config.local.optimizer, self.optimizer.init(published.x))
+        return {n: (tuple(t.shape), t.dtype) for n, t in (vars(state) | kept).items()}
 
     def cohort(self, index: int) -> list[int]:
         """The clients of a round; the last one is cached, so that it may be drawn ahead."""
@@ -131,7 +145,7 @@ class Experiment:
     def test(self) -> BatchLoader:
         """The test rows, on the device if the training rows leave them room there."""
         data, train = self.dataset, self.client_data.data
-        room = self._max_row_bytes - (train.x.nbytes if train.is_resident else 0)
+        room = self._max_row_bytes - (train.bytes if train.is_resident else 0)
         return BatchLoader(data.x_test, data.y_test, self.device, train.dtype, room, train.image_format)
 
     def weight(self, client: int, by: str) -> float:
@@ -139,14 +153,20 @@ class Experiment:
         return self.client_data.count(client) / self.max_samples if by == "samples" else 1.0
 
     def round(self, index: int, participants: int, client: int | None = None) -> Round:
+        clients = self.config.clients
         return Round(
             index=index,
-            lr=self.config.lr(index),
+            lr=self.local_rate(index),
             participants=participants,
-            clients=self.config.clients.total,
+            clients=clients.total,
             first=lambda: self._first,
             weights=lambda: self._is_weight,
+            parameters=lambda: self._is_parameter,
+            parameter_count=self.model.count,
             channels=self.dataset.shape[0] if self.dataset.shape else 1,
+            seed=self.config.seed,
+            sampling_rate=1.0 if self.schedule is not None else clients.per_round / clients.total,
+            client=client,
             steps=0 if client is None else self.client_data.steps(client),
             samples=0 if client is None else self.client_data.count(client),
         )
@@ -155,7 +175,12 @@ class Experiment:
         """Entries of each sum that goes up: the update, the buffers, the algorithm's own."""
         own = {n: u for n, u in self.algorithm.uploads.items() if self.sum_name(n) == n}
         uploads = {n: 1 if u.scalar else self.model.size for n, u in own.items()}
-        return {UPDATE: self.model.size, BUFFERS: self.model.buffers.size, **uploads}
+        return {UPDATE: 0 if self.gathers else self.model.size, BUFFERS: self.model.buffers.size, **uploads}
+
+    @property
+    def gathers(self) -> bool:
+        """Whether each client's update goes to rank 0 by itself, and is no part of a sum."""
+        return self.config.comm.reduce == "gather"
 
     def sum_name(self, name: str) -> str:
         """Under which name an upload is added up."""

@@ -9,6 +9,7 @@ import torch
 from fl_dist.common.formatting import pluralize
 from fl_dist.common.hashing import hash_tensors
 from fl_dist.common.imports import hash_sources
+from fl_dist.common.rows import main_tensor
 from fl_dist.config import user_import_paths
 from fl_dist.federation.experiment import Experiment
 from fl_dist.models import describe_pretrained
@@ -42,7 +43,7 @@ def describe(experiment: Experiment) -> list[str]:
     held_out = f", and {rows_held_out:,} validation rows in all" if rows_held_out else ""
     return [
         f"task {config.task['name']}",
-        f"data {config.data['name']}{here}: {len(data.x_train):,} training and {len(data.x_test):,} test rows of "
+        f"data {config.data['name']}{here}: {len(data.y_train):,} training and {len(data.y_test):,} test rows of "
         f"{'x'.join(map(str, data.shape))}" + (f", {data.classes} classes" if data.classes else ""),
         f"{pluralize(len(rows), 'client')} by {config.partition['name']}: {_range([len(r) for r in rows])} rows"
         f"{classes} each{held_out}",
@@ -56,6 +57,17 @@ def describe_weights(experiment: Experiment) -> list[str]:
     """What was taken from a file of pretrained weights."""
     pretrained = experiment.config.model["pretrained"]
     return [] if pretrained is None else [describe_pretrained(experiment.model.module, pretrained)]
+
+
+def describe_assumptions(experiment: Experiment) -> list[str]:
+    """Which parts of the algorithm are no longer their paper's with the run's optimiser."""
+    name = experiment.config.local.optimizer["name"]
+    parts = [type(part).__name__.lower() for part in experiment.algorithm.parts if part.assumes_sgd]
+    if name == "sgd" or not parts:
+        return []
+    return [
+        f"part {' and '.join(parts)} takes updates for steps of sgd; with local.optimizer={name} it is another method"
+    ]
 
 
 def describe_size(experiment: Experiment) -> str:
@@ -78,7 +90,7 @@ def client_class_counts(experiment: Experiment) -> dict[str, Any]:
 def data_facts(experiment: Experiment) -> DataFacts:
     shape, outputs, vocabulary = experiment.model_interface
     data, metric = experiment.dataset, experiment.task.primary_metric._asdict()
-    is_bytes = data.x_train.dtype == torch.uint8
+    is_bytes = main_tensor(data.x_train).dtype == torch.uint8
     return DataFacts(list(shape), outputs, vocabulary, is_bytes, data.mean, data.std, metric)
 
 

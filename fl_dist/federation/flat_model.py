@@ -50,6 +50,13 @@ class FlatModel:
             view.copy_(p.detach())
         return vector
 
+    def parameter_mask(self) -> Tensor:
+        """True at the entries of parameters, False in the gaps."""
+        mask = torch.zeros_like(self.vector, dtype=torch.bool)
+        for view in self.views(mask):
+            view.fill_(True)
+        return mask
+
     def train(self) -> None:
         """Training mode, except for layers with statistics whose parameters are frozen."""
         self.module.train()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fl_dist.common.hashing import hash_tensors
+from fl_dist.common.rows import describe_rows, tensors_of
 from fl_dist.config import Config, ConfigError
 from fl_dist.data import Dataset
 from fl_dist.data.dataset import fill_empty_splits
@@ -37,14 +38,15 @@ def gather_local_rows(config: Config, data: Dataset, interface: ModelInterface, 
     hashes = {f"data of client {c}": summary["hash"] for c, summary in summaries.items()}
     hashes |= {"partition": hash_partition(training)}
     if group.rank == 0:
-        hashes["data"] = hash_tensors([data.x_test, data.y_test])
+        hashes["data"] = hash_tensors([*tensors_of(data.x_test), data.y_test])
     return ClientRows(data, training, validation, lambda: class_counts, lambda: hashes, first, group.workers)
 
 
 def _gather_summaries(data: Dataset, interface: ModelInterface, group: ProcessGroup) -> dict[int, Summary]:
     """By client: of all of them on rank 0, of this rank's own elsewhere."""
     kind, client = _describe_kind(data, interface), own_client(group)
-    own = {"kind": kind, "count": len(data.x_train), "hash": hash_tensors([data.x_train, data.y_train])}
+    hash_of_rows = hash_tensors([*tensors_of(data.x_train), data.y_train])
+    own = {"kind": kind, "count": len(data.y_train), "hash": hash_of_rows}
     texts = _gather(group, "rows", json.dumps(own))
     if group.rank:
         return {} if client is None else {client: own}
@@ -59,8 +61,8 @@ def _describe_kind(data: Dataset, interface: ModelInterface) -> dict[str, Any]:
     filled = fill_empty_splits(data)
     x, y = filled.x_train, filled.y_train
     return {
-        "rows of shape": list(x.shape[1:]),
-        "rows of type": str(x.dtype).removeprefix("torch."),
+        "rows of shape": describe_rows(x, lambda tensor: list(tensor.shape[1:])),
+        "rows of type": describe_rows(x, lambda tensor: str(tensor.dtype).removeprefix("torch.")),
         "targets of shape": list(y.shape[1:]),
         "targets of type": str(y.dtype).removeprefix("torch."),
         "a number of classes of": data.classes,

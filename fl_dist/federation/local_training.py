@@ -12,6 +12,7 @@ from fl_dist.algorithms.core import Algorithm, Batch, ModelOutput, Round, Vars
 from fl_dist.common.errors import ConfigError, FlDistError
 from fl_dist.common.hook_contract import HookContractError, describe_value
 from fl_dist.common.randomness import seed_global, torch_seed
+from fl_dist.common.rows import Rows
 from fl_dist.config import Local
 from fl_dist.distributed import bf16
 from fl_dist.federation.client_data import ClientData
@@ -20,6 +21,7 @@ from fl_dist.federation.layer_outputs import LayerOutputs
 from fl_dist.federation.trajectory_recorder import TrajectoryRecorder
 from fl_dist.federation.uplink import REMEDY
 from fl_dist.models import CompiledModule, describe_compile_error, differentiable_rnn
+from fl_dist.optimizers import build_optimizer, client_variables, pop_client_variables
 
 DIVERGED_MESSAGE = f"training diverged, its loss is not finite; {REMEDY}"
 
@@ -33,6 +35,7 @@ class LocalResult:
     """What local training returns. `delta` and `buffers` are changes, and overwritten by the next client."""
 
     delta: Tensor
+    """The update, as parts changed it on its way."""
     buffers: Tensor
     sent: dict[str, tuple[Tensor, float]]
     vectors: int
@@ -67,8 +70,8 @@ class LocalTraining:
         self._layer_outputs = {id(flat): LayerOutputs(flat.module, algorithm.layers) for flat in (model, eval_model)}
         model.train()
         eval_model.module.eval()
-        self._momentum: list[Tensor] | None = None
-        self._module: Callable[[Tensor], Tensor] = model.module
+        self.optimizer = build_optimizer(local.optimizer, local.momentum, local.weight_decay)
+        self._module: Callable[..., Tensor] = model.module
         """For local steps; the eval model is not compiled."""
 
     def compile(self) -> None:
@@ -91,18 +94,20 @@ class LocalTraining:
         self._began, self.forwards, self.backwards, self.recorder = time.perf_counter(), 0, 0, recorder
         kinds = {name: (tuple(v.shape), v.dtype) for name, v in vars(state).items()}
         self._start(client, s, buffers, r)
+        optimizer_state = pop_client_variables(vars(state)) or self.optimizer.init(self.model.vector)
         self.algorithm.begin(s, state, r, lambda: self._full_gradient(client, s))
         if recorder is not None:
             recorder.begin(r.steps)
-        loss = self._steps(client, s, state, r)
+        loss = self._steps(client, s, state, optimizer_state, r)
         if recorder is not None:
             recorder.record_end(self.model.vector)
         delta = self.model.vector.sub_(s.x)
-        sent = self.algorithm.finish(delta, s, state, r)
+        delta, sent = self.algorithm.send(delta, s, state, r)
         vectors = len({id(t) for t, _ in sent.values() if t.dim()} | {id(delta)})
         self.model.buffers.read(self.buffers).sub_(buffers)
-        passes = (self.forwards, self.backwards)
-        return LocalResult(delta, self.buffers, sent, vectors, self.algorithm.persistent(state, kinds), loss, passes)
+        passes, kept = (self.forwards, self.backwards), self.algorithm.persistent(state, kinds)
+        vars(kept).update(client_variables(self.local.optimizer, optimizer_state))
+        return LocalResult(delta, self.buffers, sent, vectors, kept, loss, passes)
 
     def close(self) -> None:
         """Remove the hooks from the models."""
@@ -121,13 +126,12 @@ class LocalTraining:
 
     def _start(self, client: int, s: Vars, buffers: Tensor, r: Round) -> None:
         seed_global(torch_seed(self.seed, "dropout", r.index, client), self.model.vector.device)
-        self._momentum = None
         self.model.vector.copy_(s.x)
         self.model.bind(self.model.vector)
         self.model.buffers.write(buffers)
         self.eval_model.buffers.write(buffers)
 
-    def _steps(self, client: int, s: Vars, state: Vars, r: Round) -> Tensor:
+    def _steps(self, client: int, s: Vars, state: Vars, optimizer_state: dict[str, Tensor], r: Round) -> Tensor:
         w, total = self.model.vector, torch.zeros((), dtype=torch.float64, device=self.model.vector.device)
         for number, batch in enumerate(self.client_data.batches(client, self.seed, r.index)):
             self.progress()
@@ -135,43 +139,19 @@ class LocalTraining:
                 self.recorder.step(number, w)
             grad = _BatchOracle(self, batch, s, state)
             step = self.algorithm.oracle(grad, s, state, r, checked=number == 0)(w)
-            self._descend(w, self._clip(step), r.lr)
+            self.optimizer.step(w, self._clip(_require_direction(step, w)), optimizer_state, r.lr)
             if grad.loss is not None:
                 total += grad.loss
             if self.deadline is not None and self.seconds > self.deadline:
                 raise ClientFailedError(f"local training took longer than clients.deadline, {self.deadline:g} s")
         return total / r.steps
 
-    def _descend(self, w: Tensor, step: Tensor, lr: float) -> None:
-        """Weight decay, momentum and step in one pass. (The kernel: torch.optim's classes import a compiler.)"""
-        # The fused kernel does not check: another shape would crash the interpreter.
-        if step.shape != w.shape or step.dtype != w.dtype or step.device != w.device:
-            raise HookContractError(
-                f"the direction of a local step became {describe_value(step)}, "
-                f"not a vector like the model, {describe_value(w)}"
-            )
-        is_first, momentum = self._momentum is None, self._momentum or []
-        if is_first:
-            momentum = self._momentum = [torch.empty_like(w)] if self.local.momentum else []
-        torch._fused_sgd_(
-            [w],
-            [step],
-            momentum,
-            lr=lr,
-            momentum=self.local.momentum,
-            weight_decay=self.local.weight_decay,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=is_first,
-        )
-
     def _clip(self, step: Tensor) -> Tensor:
         if self.local.clip is None:
             return step
         return step.mul_(torch.clamp(self.local.clip / torch.linalg.vector_norm(step), max=1.0))
 
-    def forward(self, model: FlatModel, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, model: FlatModel, x: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         """The model's output for a batch, and that of the layers that parts name."""
         self.forwards += 1
         layers, dtype = self._layer_outputs[id(model)], self.model.vector.dtype
@@ -209,12 +189,22 @@ class LocalTraining:
         return total.div_(max(1, count))
 
 
+def _require_direction(step: Tensor, w: Tensor) -> Tensor:
+    """Kernels of optimisers do not check: another shape would crash the interpreter."""
+    if step.shape != w.shape or step.dtype != w.dtype or step.device != w.device:
+        raise HookContractError(
+            f"the direction of a local step became {describe_value(step)}, "
+            f"not a vector like the model, {describe_value(w)}"
+        )
+    return step
+
+
 class _BatchOracle:
     """The gradient of the local loss on one batch as a function of the weights."""
 
     def __init__(self, training: LocalTraining, batch: Batch, s: Vars, state: Vars) -> None:
         self.training, self.batch, self.s, self.state = training, batch, s, state
-        self._cached: list[tuple[Tensor, Tensor, ModelOutput]] = []
+        self._cached: list[tuple[Tensor, Rows, ModelOutput]] = []
         self.loss: Tensor | None = None
         """Without penalties, at the first point."""
 
@@ -237,7 +227,7 @@ class _BatchOracle:
             model.buffers.write(statistics)
         return gradient
 
-    def _teacher(self, weights: Tensor, x: Tensor) -> ModelOutput:
+    def _teacher(self, weights: Tensor, x: Rows) -> ModelOutput:
         """A teacher's output, computed once for all gradients on the batch."""
         for known, inputs, output in self._cached:
             if known is weights and inputs is x:

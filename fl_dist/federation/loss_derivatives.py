@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fl_dist.algorithms.core import Batch, unit_vector
+from fl_dist.common.rows import call_module
 from fl_dist.federation.exact_sums import ExactSums
 from fl_dist.federation.flat_model import FlatModel
 from fl_dist.models import second_order
@@ -23,7 +24,7 @@ def derivatives(
     views = model.views(result)
     for x, y in batches:
         with second_order(model.module):
-            outputs, y = task.align(model.module(x), y)
+            outputs, y = task.align(call_module(model.module, x), y)
             loss = task.loss(outputs, y)
             pieces = torch.autograd.grad(loss, params, create_graph=vector is not None, materialize_grads=True)
             if vector is not None:
@@ -39,7 +40,7 @@ def measure(model: FlatModel, task: Task, batches: Iterable[Batch]) -> ExactSums
     sums = ExactSums(model.vector.device)
     with second_order(model.module):
         for x, y in batches:
-            sums.add(task.measure(*task.align(model.module(x), y)))
+            sums.add(task.measure(*task.align(call_module(model.module, x), y)))
     return sums
 
 
@@ -49,7 +50,7 @@ def count_correct(model: FlatModel, task: Task, batches: Iterable[Batch], classe
     counts = torch.zeros(2, classes, dtype=torch.int64)
     with second_order(model.module):
         for x, y in batches:
-            outputs, y = task.align(model.module(x), y)
+            outputs, y = task.align(call_module(model.module, x), y)
             for row, labels in zip(counts, (y[outputs.argmax(-1) == y], y), strict=True):
                 row += torch.bincount(labels.cpu(), minlength=len(row))
     return counts

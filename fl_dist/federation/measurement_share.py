@@ -17,7 +17,7 @@ class MeasurementShare:
     def __init__(self, experiment: Experiment, group: ProcessGroup) -> None:
         self._rank, self._size = group.rank, group.size
         rows, self._validated = experiment.client_rows, experiment.client_data.validated_clients
-        self._workers, self._held = rows.workers, range(rows.first, rows.first + len(rows.dataset.x_train))
+        self._workers, self._held = rows.workers, range(rows.first, rows.first + len(rows.dataset.y_train))
         self._is_local: bool = experiment.config.data["local"]
 
     def clients(self, clients: Sequence[int]) -> Sequence[int]:

@@ -108,7 +108,7 @@ class OracleWorker:
     def rows(self, selection: int) -> Tensor:
         """Row numbers: of the test set, of one client, of all clients or so many of them."""
         if selection == TEST_ROWS:
-            return torch.arange(len(self.experiment.dataset.x_test))
+            return torch.arange(len(self.experiment.dataset.y_test))
         if selection < TEST_ROWS:
             return self.experiment.client_data.rows[TEST_ROWS - 1 - selection]
         if selection == ALL_ROWS or selection >= len(self.all_rows):

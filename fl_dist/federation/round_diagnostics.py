@@ -21,6 +21,7 @@ from fl_dist.federation.local_training import DIVERGED_MESSAGE, ClientFailedErro
 from fl_dist.federation.loss_oracle import LossOracle
 from fl_dist.federation.server import Server
 from fl_dist.federation.trajectory_recorder import Trajectory
+from fl_dist.optimizers.base import PREFIX
 
 log = logging.getLogger(__name__)
 SAVED = "diagnostics."
@@ -66,7 +67,7 @@ def diagnostic_context(
         x=server.vars.x,
         start=start,
         server=server.vars,
-        server_lr=experiment.config.server.lr,
+        server_lr=experiment.server_rate(max(0, index - 1)),
         loss_oracle=loss_oracle,
         locals=loss_oracle,
         cohort=loss_oracle.trained or experiment.cohort(max(0, index - 1)),
@@ -96,7 +97,8 @@ def train_client(
 ) -> list[Tensor]:
     """Some points on a client's trajectory from the server's model.
 
-    Variables of the parts that the run's algorithm also has are the run's, its server's and this client's; others new.
+    Variables of the optimiser and of the parts that the run's algorithm also has are the run's, its server's and this
+    client's; others are new.
     """
     if client >= experiment.config.clients.total:
         raise ConfigError(
@@ -110,6 +112,7 @@ def train_client(
     s = algorithm.publish(s, r)
     state, own = algorithm.client_init(s, r), loss_oracle.client_variables(client)
     known = {name for part in algorithm.parts for name in part.client if _has_part(experiment.algorithm, part)}
+    known |= {name for name in own if name.startswith(PREFIX)}
     vars(state).update({name: v.to(experiment.device, copy=True) for name, v in own.items() if name in known})
     trajectory, local, seed = Trajectory(r.steps), experiment.config.local, experiment.config.seed
     training = LocalTraining(experiment.model, experiment.eval_model, algorithm, experiment.client_data, local, seed)

@@ -1,12 +1,13 @@
 """The record of a round: what its clients, ranks and server report, added up."""
 
 import statistics
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from fl_dist.common.vector_math import standard_deviation
 from fl_dist.federation.experiment import Experiment
+from fl_dist.federation.round_timer import RoundTimes
 from fl_dist.federation.server import ServerStep
 from fl_dist.federation.uplink import ClientReport, RankReport
 from fl_dist.metrics.record import NOT_EVALUATED, RoundRecord, Seconds, Spread, WorkerRecord
@@ -53,18 +54,20 @@ def recording_delay(loads: dict[int, WorkerLoad]) -> float:
 def build_record(
     experiment: Experiment,
     index: int,
-    cohort: Collection[int],
+    assignment: dict[int, int],
     step: ServerStep,
-    loads: dict[int, WorkerLoad],
+    workers: list[int],
     ranks: list[RankReport],
-    seconds: Seconds,
+    times: RoundTimes,
     ended_at: float,
 ) -> RoundRecord:
     """The record of a round that has not been evaluated yet."""
     trained, reports = step.trained, step.trained.values()
+    loads = worker_loads(workers, assignment, trained)
+    seconds = times.to_seconds(max(load.busy for load in loads.values()), recording_delay(loads))
     weights = [experiment.weight(client, "samples") for client in trained]
     losses, norms = [report.loss for report in reports], [report.norm for report in reports]
-    vectors = int(sum(report.vectors for report in reports))
+    messages = int(sum(report.vectors for report in reports))
     bytes_per_number = experiment.model.vector.element_size()
     vector, buffers = experiment.model.count * bytes_per_number, experiment.model.buffers.size * bytes_per_number
     return RoundRecord(
@@ -73,13 +76,14 @@ def build_record(
         test=NOT_EVALUATED,
         train_loss=sum(w * loss for w, loss in zip(weights, losses, strict=True)) / sum(weights),
         clients=len(trained),
-        dropped=[client for client in cohort if client not in trained],
-        bytes_down=len(cohort) * (experiment.vectors_per_download * vector + buffers),
-        bytes_up=vectors * vector + len(trained) * buffers,
-        messages=len(cohort) * experiment.vectors_per_download + vectors,
+        dropped=[client for client in assignment if client not in trained],
+        bytes_down=len(assignment) * (experiment.vectors_per_download * vector + buffers),
+        bytes_up=len(trained) * (experiment.update_bytes + buffers) + (messages - len(trained)) * vector,
+        messages=len(assignment) * experiment.vectors_per_download + messages,
         forwards=int(sum(report.forwards for report in reports)),
         backwards=int(sum(report.backwards for report in reports)),
-        lr=experiment.config.lr(index),
+        lr=experiment.local_rate(index),
+        server_lr=experiment.server_rate(index),
         method=step.method,
         spread=Spread(
             loss_std=standard_deviation(losses),

@@ -10,6 +10,7 @@ from fl_dist.algorithms.core import Upload, Vars
 from fl_dist.common.errors import FlDistError
 from fl_dist.common.vector_math import norm
 from fl_dist.federation.experiment import BUFFERS, UPDATE, Experiment
+from fl_dist.federation.gathering import weighted_mean
 from fl_dist.federation.scheduling import WorkerSpeeds, assign_clients
 from fl_dist.federation.uplink import ClientReport, Uplink
 from fl_dist.metrics.record import Norms
@@ -40,8 +41,9 @@ class Server:
         """`variables`: the algorithm's, before the first round."""
         self.experiment, self.vars = experiment, variables
         self.buffers: Tensor = experiment.initial_buffers.clone()
-        self.update = torch.zeros_like(self.vars.x)
-        """The clients' mean update of the last round."""
+        self._mean_update = torch.zeros_like(self.vars.x)
+        self.update = self._mean_update
+        """The clients' mean update of the last round, or what the algorithm used instead."""
         self.speeds = WorkerSpeeds(workers)
         self._workers = workers
 
@@ -71,18 +73,29 @@ class Server:
     def publish(self, index: int, participants: int) -> Vars:
         return self.experiment.algorithm.publish(self.vars, self.experiment.round(index, participants))
 
-    def step(self, index: int, assignment: dict[int, int], reports: list[ClientReport], up: Uplink) -> ServerStep:
-        """One step with what the assigned clients sent and reported."""
+    def step(
+        self,
+        index: int,
+        assignment: dict[int, int],
+        reports: list[ClientReport],
+        up: Uplink,
+        updates: Tensor | None = None,
+    ) -> ServerStep:
+        """One step with what the assigned clients sent and reported; `updates`: those that were gathered."""
         trained = {client: report for client, report in zip(assignment, reports, strict=False) if report.is_trained}
         self._check_survivors(index, len(trained), len(assignment))
         config = self.experiment.config.server
         weights = [self.experiment.weight(client, config.weighting) for client in trained]
-        means = self._means(weights, up)
-        length = norm(self.update)
+        mean = self._average_updates(weights, up, updates)
+        length = norm(mean)
         drift = _drift(weights, [report.norm for report in trained.values()], length)
-        update = self.update if config.lr == 1 else self.update * config.lr
-        round_ = self.experiment.round(index, len(trained))
-        method = self.experiment.algorithm.update(update, self.vars, means, round_)
+        round_, algorithm = self.experiment.round(index, len(trained)), self.experiment.algorithm
+        self.update = algorithm.aggregate(mean, updates, self.vars, round_)
+        length = length if self.update is mean else norm(self.update)
+        means = self._means(weights, up)
+        rate = self.experiment.server_rate(index)
+        update = self.update if rate == 1 else self.update * rate
+        method = algorithm.update(update, self.vars, means, round_)
         norms = Norms(update=length, drift=drift, model=norm(self.vars.x))
         if not math.isfinite(norms.model):  # what clients sent was finite
             raise ServerDivergedError(f"round {index + 1}: the server step made values that are not finite; {REMEDY}")
@@ -99,19 +112,26 @@ class Server:
                 self.speeds.observe_idle(worker)
 
     def _check_survivors(self, index: int, survivors: int, participants: int) -> None:
-        required = self.experiment.config.clients.min_survivors
-        if survivors < required:
-            raise TooFewClientsError(
-                f"round {index + 1}: {survivors} of {participants} clients survived, "
-                f"clients.min_survivors asks for {required}; the last checkpoint is whole"
-            )
+        required = {"clients.min_survivors": self.experiment.config.clients.min_survivors}
+        required["the algorithm's aggregate"] = self.experiment.algorithm.min_clients
+        for who, number in required.items():
+            if survivors < number:
+                raise TooFewClientsError(
+                    f"round {index + 1}: {survivors} of {participants} clients survived, "
+                    f"{who} asks for {number}; the last checkpoint is whole"
+                )
+
+    def _average_updates(self, weights: list[float], up: Uplink, updates: Tensor | None) -> Tensor:
+        """It overwrites that of the last round."""
+        if updates is None:
+            return up.mean(UPDATE, sum(weights), self._mean_update)
+        return self._mean_update.copy_(weighted_mean(updates, weights))
 
     def _means(self, weights: list[float], up: Uplink) -> Vars:
-        """Of the uploads; the mean update overwrites that of the last round."""
+        """Of the other uploads, and of the buffers."""
         weight, means = sum(weights), Vars()
         if self.buffers.numel():
             self.buffers = self.buffers + up.mean(BUFFERS, weight, torch.empty_like(self.buffers))
-        up.mean(UPDATE, weight, self.update)
         for name, upload in self.experiment.algorithm.uploads.items():
             total = weight if upload.by == "samples" else float(len(weights))
             setattr(means, name, self._mean(name, upload, total, up))

@@ -47,9 +47,8 @@ class ServerCallback(Callback):
     def on_command(self, command: Command, upcoming: NextRound) -> Command:
         return command
 
-    def complete(self, record: RoundRecord, is_last: bool) -> RoundRecord:
+    def complete(self, pending: PendingRecord, is_last: bool) -> None:
         """Before other callbacks see the record; `is_last`: no round of the run follows."""
-        return record
 
 
 class Checkpoints(ServerCallback):
@@ -123,12 +122,12 @@ class Evaluation(ServerCallback):
         validation = {f"{VALIDATION}{name}": value for name, value in spread.items() if name != "worst"}
         return record.with_test(metrics, validation, seconds, ranks)
 
-    def complete(self, record: RoundRecord, is_last: bool) -> RoundRecord:
-        if record.is_evaluated or not self._is_due(record.round, is_last):
-            return record
+    def complete(self, pending: PendingRecord, is_last: bool) -> None:
+        if not self._is_due(pending.round, is_last) or pending.record.is_evaluated:
+            return
         began = time.perf_counter()
-        measured = self._evaluator.evaluate_alone(self._server.vars.x, self._server.buffers, record.round)
-        return self.add(record, measured, time.perf_counter() - began, ranks=1)
+        measured = self._evaluator.evaluate_alone(self._server.vars.x, self._server.buffers, pending.round)
+        pending.record = self.add(pending.record, measured, time.perf_counter() - began, ranks=1)
 
 
 class Diagnostics(ServerCallback):

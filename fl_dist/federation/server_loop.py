@@ -30,7 +30,7 @@ from fl_dist.federation.round_records import PendingRecord, build_record, record
 from fl_dist.federation.round_timer import RoundTimer
 from fl_dist.federation.server import Server
 from fl_dist.federation.server_callbacks import Checkpoints, Diagnostics, Evaluation, NextRound
-from fl_dist.federation.uplink import Uplink
+from fl_dist.federation.uplink import ClientReport, Uplink
 from fl_dist.metrics.file import MetricsFile
 from fl_dist.metrics.record import RoundRecord
 from fl_dist.metrics.summary import Summary, server_load, summarize
@@ -39,6 +39,8 @@ from fl_dist.storage.checkpoint_writer import CheckpointWriter
 from fl_dist.storage.run_folder import METRICS, MODEL, SUMMARY, RunFolder
 
 log = logging.getLogger(__name__)
+REPORT_INTERVAL = 0.05
+"""Seconds within which records are reported together: one by one, beside short rounds, they cost five times more."""
 
 
 class ServerLoop:
@@ -64,9 +66,12 @@ class ServerLoop:
         self.is_finished = False
         """The run is complete, as all ranks were told with the last command."""
         self._pending: PendingRecord | None = None
-        """Of the last round, until it was evaluated and the callbacks have seen it."""
-        self._trained: list[int] = []
-        self._recording_delay = 0.0
+        """Of the last round, until it was evaluated."""
+        self._completed: list[PendingRecord] = []
+        """Of rounds before it, until the callbacks have seen them."""
+        self._reported_at = 0.0
+        self._assignment: dict[int, int] = {}
+        self._trained: dict[int, ClientReport] = {}
         done = 0 if start is None else start.manifest.round
         self._metrics = MetricsFile(folder.path / METRICS)
         self._diagnostics = Diagnostics(experiment, server)
@@ -134,38 +139,38 @@ class ServerLoop:
         assert self._pending is not None
         extra = {
             "row": self._pending.record.to_json(),  # of the last round, which callbacks have not seen
-            "rows": [record.to_json() for record in self._metrics.unwritten],  # which they have, but not the file
+            "rows": [record.to_json() for record in self._unwritten_records()],
             "speeds": self.server.speeds.dump(),
             "device": device_name(self.experiment.device),
             "callbacks": self._listed.state_dict(),
         }
         return tensors | self._diagnostics.tensors(), extra
 
-    def step(self, index: int, assignment: dict[int, int], up: Uplink) -> None:
-        """The server step, and the record of the round."""
+    def _unwritten_records(self) -> list[RoundRecord]:
+        """Of complete rounds: those that the file could not hold, and those not reported yet."""
+        return [*self._metrics.unwritten, *(pending.record for pending in self._completed)]
+
+    def step(self, index: int, assignment: dict[int, int], up: Uplink, updates: Tensor | None) -> None:
+        """The server step, and the record of the round; `updates`: those that were gathered."""
         with self.group.failure_detector.activity(f"the server step of round {index + 1}"):
             fault_injection.point("server")
             self._diagnostics.before_step()
             with self.timer("server"):
                 clients, ranks = up.read_reports()
-                step = self.server.step(index, assignment, clients, up)
+                step = self.server.step(index, assignment, clients, up, updates)
         self._diagnostics.after_step()
-        self._trained = list(step.trained)
+        self._assignment, self._trained = assignment, step.trained
         self.is_interrupted = self.is_interrupted or any(rank.stop_requested for rank in ranks)
-        loads = worker_loads(list(self.group.workers), assignment, step.trained)
-        self._recording_delay = recording_delay(loads)
-        seconds = self.timer.read(max(load.busy for load in loads.values()), self._recording_delay)
-        build = partial(
-            build_record, self.experiment, index, assignment.keys(), step, loads, ranks, seconds, time.time()
-        )
+        workers, times = list(self.group.workers), self.timer.read()
+        build = partial(build_record, self.experiment, index, assignment, step, workers, ranks, times, time.time())
         self._pending = PendingRecord(index + 1, build)
         self.timer.restart()
 
     def diagnose(self, due: list[ScheduledDiagnostic], worker: OracleWorker, start: Tensor) -> None:
         assert self._pending is not None
-        oracle = LossOracle(worker, self._trained)
-        measured = self._diagnostics.measure(due, self._pending.record, oracle, start, self._recording_delay)
-        self._pending.record = measured
+        oracle = LossOracle(worker, list(self._trained))
+        delay = recording_delay(worker_loads(list(self.group.workers), self._assignment, self._trained))
+        self._pending.record = self._diagnostics.measure(due, self._pending.record, oracle, start, delay)
         oracle.end()
         self.timer.restart()
 
@@ -175,23 +180,33 @@ class ServerLoop:
         self._pending.record = self._evaluation.add(self._pending.record, measured, seconds, self.group.size)
 
     def report_pending(self) -> None:
-        """While others train: complete the record of the last round, and show it to all callbacks."""
-        record = self._complete_pending()
-        if record is not None:
-            self._call_listed(record)
+        """While others train: complete the record of the last round, and show it to all callbacks.
 
-    def _complete_pending(self) -> RoundRecord | None:
-        """Evaluate the last round's model if that is still to be done; the built-in callbacks see the record."""
+        Records of very short rounds wait for each other, unless the configuration lists callbacks: these may ask for
+        the model of the round.
+        """
+        self._complete_pending()
+        if self._listed or time.perf_counter() - self._reported_at >= REPORT_INTERVAL:
+            for record in self.report_completed():
+                self._call_listed(record)
+
+    def _complete_pending(self) -> None:
+        """Evaluate the last round's model if that is still to be done."""
         pending, self._pending = self._pending, None
-        if pending is None:
-            return None
-        record = pending.record
-        for callback in self._server_callbacks:
-            record = callback.complete(record, self.is_finished)
-        self.records.append(record)
-        for builtin in self._builtin:
-            builtin.on_round_end(record, self.context)
-        return record
+        if pending is not None:
+            for callback in self._server_callbacks:
+                callback.complete(pending, self.is_finished)
+            self._completed.append(pending)
+
+    def report_completed(self) -> list[RoundRecord]:
+        """Show the built-in callbacks all records that they have not seen."""
+        records, self._completed = [pending.record for pending in self._completed], []
+        for record in records:
+            self.records.append(record)
+            for callback in self._builtin:
+                callback.on_round_end(record, self.context)
+        self._reported_at = time.perf_counter()
+        return records
 
     def _call_listed(self, record: RoundRecord) -> None:
         with self.group.failure_detector.activity(f"the callbacks of round {record.round}"):
@@ -199,7 +214,8 @@ class ServerLoop:
 
     def finish(self, stop: StopRequest) -> None:
         """After the last round: the model, before anything of the user's may fail; the summary; the callbacks' end."""
-        record = self._complete_pending()
+        self._complete_pending()
+        records = self.report_completed()
         if self.is_finished:
             write_atomically(self.folder.path / MODEL, save(self.server.named_model()))
         summary = self._write_summary()
@@ -208,7 +224,7 @@ class ServerLoop:
             stack.callback(stop.disarm)  # everything is saved; W&B has a limit of its own
             for callback in (*self._builtin, self._listed):
                 stack.callback(callback.on_run_end, summary, self.context)
-            if record is not None:
+            for record in records:
                 self._call_listed(record)
         if not self.is_finished:
             write_line(f"interrupted after round {self.records[-1].round}; start it again to resume")

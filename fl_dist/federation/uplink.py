@@ -76,8 +76,11 @@ class Uplink:
         ranks: int = 1,
         scalars: Collection[str] = (),
     ) -> None:
-        """`sizes`: entries of each sum; `min_weight`: smallest weight of a client; `scalars`: sums of one number."""
-        self.is_exact = mode == "exact"
+        """`sizes`: entries of each sum; `min_weight`: smallest weight of a client; `scalars`: sums of one number.
+
+        `mode`: as `comm.reduce`; what is gathered is no sum, the others are then exact.
+        """
+        self.is_exact = mode != "float32"
         self.formats = _choose_formats(sizes, max_cohort, min_weight, scalars, self.is_exact)
         dtype = torch.int64 if self.is_exact else torch.float32
         tables = [max_cohort * len(ClientReport._fields), ranks * len(RankReport._fields)]

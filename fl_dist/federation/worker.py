@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fl_dist.algorithms.core import Round
 from fl_dist.common.errors import describe_error
@@ -72,6 +73,8 @@ class Worker:
         )
         self.recorder: TrajectoryRecorder | None = None
         """Records the round for diagnostics, if some are due."""
+        self.updates: dict[int, Tensor] = {}
+        """By client, in host memory: those that are gathered instead of added."""
 
     def _progress(self) -> None:
         self.group.failure_detector.progress()
@@ -80,6 +83,7 @@ class Worker:
     def run(self, index: int, assignment: dict[int, int], down: Downlink, up: Uplink) -> None:
         """Train this rank's clients of the round and add them up."""
         up.reset()
+        self.updates = {}
         self.states.move(assignment)
         for row, (client, rank) in enumerate(assignment.items()):
             if rank == self.group.rank:
@@ -153,7 +157,10 @@ class Worker:
     def _add(self, client: int, local: LocalResult, up: Uplink) -> None:
         uploads, weighting = self.experiment.algorithm.uploads, self.experiment.config.server.weighting
         weight = self.experiment.weight(client, weighting)
-        up.add(UPDATE, local.delta, weight)
+        if self.experiment.gathers:
+            self.updates[client] = local.delta.to("cpu", copy=True)
+        else:
+            up.add(UPDATE, local.delta, weight)
         if local.buffers.numel():
             up.add(BUFFERS, local.buffers, weight)
         for name, (tensor, factor) in local.sent.items():

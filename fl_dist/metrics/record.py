@@ -144,6 +144,9 @@ class RoundRecord(RecordModel):
     forwards: int | None = field("forward passes of batches", "7_cost", title="forward passes", default=None)
     backwards: int | None = field("backward passes of batches", "7_cost", title="backward passes", default=None)
     lr: float | None = field("learning rate of the round", "2_train", title="learning rate", default=None)
+    server_lr: float | None = field(
+        "factor on the mean update in the round", "2_train", title="server learning rate", default=None
+    )
     method: Mapping[str, float] = field("what the algorithm's parts report", "4_method", heading="Method", default={})
     spread: Spread | None = field(
         "spread over the round's clients", "5_clients", heading="Spread over clients", default=None

@@ -5,6 +5,7 @@ import shutil
 from torch import Tensor, nn
 
 from fl_dist.common.errors import UserError, describe_error
+from fl_dist.common.rows import Rows, call_module, count_rows
 
 
 class CompileError(UserError):
@@ -27,9 +28,10 @@ class CompiledModule:
         self._module, self._batch_size = module, batch_size
         self._compiled = torch.compile(module, fullgraph=True, dynamic=False)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        is_compiled = len(x) == self._batch_size and self._module.training
-        output: Tensor = self._compiled(x) if is_compiled else self._module(x)
+    def __call__(self, x: Tensor | None = None, **named: Tensor) -> Tensor:
+        rows: Rows = named if x is None else x
+        is_compiled = count_rows(rows) == self._batch_size and self._module.training
+        output: Tensor = call_module(self._compiled if is_compiled else self._module, rows)
         return output
 
 

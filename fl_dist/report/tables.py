@@ -86,11 +86,15 @@ def _names(config: dict[str, Any]) -> list[str]:
     algorithm, data, partition, model = (
         mapping_or_empty(config.get(section)) for section in ("algorithm", "data", "partition", "model")
     )
-    parts = algorithm.get("parts")
-    chain = " + ".join(name for part in parts for name in mapping_or_empty(part)) if isinstance(parts, list) else "–"
+    chain = [algorithm["name"]] if algorithm.get("name") else _part_names(algorithm.get("parts"))
+    chain += _part_names(algorithm.get("with"))
     names = ", ".join(str(section["name"]) for section in (data, partition) if section.get("name"))
     alpha = f" {partition['alpha']}" if "alpha" in partition else ""
-    return [str(algorithm.get("name") or chain), f"{names}{alpha}", str(model.get("name", "–"))]
+    return [" + ".join(map(str, chain)) or NO_RUN, f"{names}{alpha}", str(model.get("name", "–"))]
+
+
+def _part_names(chain: Any) -> list[str]:
+    return [name for part in chain for name in mapping_or_empty(part)] if isinstance(chain, list) else []
 
 
 def results_table(table: ResultsTable, only_costs: bool = False) -> str:

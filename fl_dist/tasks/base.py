@@ -7,6 +7,7 @@ from torch import Tensor
 from fl_dist.algorithms.core import Batch
 from fl_dist.common.hook_contract import HookContractError, describe_value, require_number
 from fl_dist.common.registry import Registry
+from fl_dist.common.rows import Rows
 from fl_dist.data import Dataset
 
 
@@ -30,6 +31,8 @@ class Task:
 
     logits = False
     """Whether aligned outputs are scores of classes and aligned targets class numbers, as distillation needs them."""
+    allows_more_outputs = False
+    """Whether a model may return more than `outputs` numbers: a vocabulary with ids that do not occur."""
     primary_metric: ClassVar[PrimaryMetric] = PrimaryMetric()
     """The metric of tables, the console and early stopping."""
 
@@ -40,7 +43,7 @@ class Task:
         """How many numbers the model must return per row, or per token."""
         return data.classes
 
-    def batch(self, x: Tensor, y: Tensor) -> Batch:
+    def batch(self, x: Rows, y: Tensor) -> Batch:
         """Normalised rows of the data as the model's inputs and targets."""
         return x, y
 
@@ -68,8 +71,8 @@ def describe_tensor(name: str, tensor: Tensor) -> str:
     return f"{name} has type {str(tensor.dtype).removeprefix('torch.')} and shape {list(tensor.shape)}"
 
 
-def check_task(task: Task, name: str, outputs: Tensor, y: Tensor) -> None:
-    """HookContractError unless loss and metrics of a batch are what they must be."""
+def check_task(task: Task, name: str, outputs: Tensor, y: Tensor) -> tuple[str, ...]:
+    """The names of the metrics; HookContractError unless loss and metrics of a batch are what they must be."""
     if hasattr(task, "headline"):
         raise HookContractError(f"task {name} has 'headline', which is called 'primary_metric'; rename it")
     aligned = task.align(outputs, y)
@@ -92,6 +95,7 @@ def check_task(task: Task, name: str, outputs: Tensor, y: Tensor) -> None:
             raise HookContractError(f"task {name}: its metrics are {known}; {metric!r} is missing")
     for metric, number in metrics.items():
         require_number(f"task {name}: metrics, for {metric!r},", number)
+    return tuple(metrics)
 
 
 tasks: Registry[Task] = Registry("task", Task)

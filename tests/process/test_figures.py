@@ -56,6 +56,6 @@ def test_a_changed_table_is_replaced(figures: ModuleType, tmp_path: Path) -> Non
 
 
 def test_a_command_that_fails_is_named(figures: ModuleType, tmp_path: Path) -> None:
-    command = "python -m fl_dist.results configs/results/lenet.yaml --from docs/records/none.tar.xz"
+    command = "fl-dist results configs/results/lenet.yaml --from docs/records/none.tar.xz"
     with pytest.raises(SystemExit, match=r"none\.tar\.xz"):
         figures.render(f"```sh\n{command}\n```\n", tmp_path)

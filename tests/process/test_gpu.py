@@ -14,6 +14,8 @@ import pytest
 
 from fl_dist.algorithms import algorithms
 from fl_dist.algorithms.memory_needs import memory_needs
+from fl_dist.optimizers.adamw import AdamW
+from fl_dist.optimizers.sgd import SGD
 from tests.support import simulated_gpu
 from tests.support.gpu_comparison import (
     ALGORITHMS,
@@ -120,10 +122,18 @@ def test_all_gpus_evaluate_the_broadcast_model_or_the_next_one(
 @pytest.mark.parametrize("names", [sorted(representatives()), pytest.param([*algorithms], marks=exhaustive)], ids=len)
 def test_peak_memory_equals_the_table(names: list[str], tmp_path: Path) -> None:
     """The measured peak memory equals the computed one."""
-    computed = {name: memory_needs(algorithms.build(name, {})) for name in names}
+    computed = {name: memory_needs(algorithms.build(name, {}), SGD(0.9, 0.0)) for name in names}
     measured = simulated_gpu.measure_peaks(tmp_path, names)
     assert {name: tuple(map(round, peaks)) for name, peaks in measured.items()} == computed
     assert computed["fedavg"].worker <= 30 and computed["fedavg"].server <= 40
+
+
+@pytest.mark.parametrize("keep", ["round", "client"])
+def test_peak_memory_with_adamw(keep: str, tmp_path: Path) -> None:
+    names = ["fedavg", "fedsam", "scaffold"]
+    computed = {name: memory_needs(algorithms.build(name, {}), AdamW(0.0)) for name in names}
+    measured = simulated_gpu.measure_peaks(tmp_path, names, f"local.optimizer={{name: adamw, keep: {keep}}}")
+    assert {name: tuple(map(round, peaks)) for name, peaks in measured.items()} == computed
 
 
 class TestPlacement:

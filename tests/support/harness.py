@@ -98,9 +98,9 @@ def overridden_hooks(name: str) -> list[str]:
 def representatives() -> set[str]:
     """For each hook the algorithm that overrides it and fewest others; and FedAvg, which overrides none."""
     hooks_by_algorithm = {name: overridden_hooks(name) for name in algorithms}
+    overriding = {hook: [name for name, own in hooks_by_algorithm.items() if hook in own] for hook in HOOKS}
     return {"fedavg"} | {
-        min((len(overridden), name) for name, overridden in hooks_by_algorithm.items() if hook in overridden)[1]
-        for hook in HOOKS
+        min(names, key=lambda name: (len(hooks_by_algorithm[name]), name)) for names in overriding.values() if names
     }
 
 

@@ -67,7 +67,7 @@ def round_record(k: int, level: float = 0.8, detailed: bool = True) -> dict[str,
     plain = {
         **{"round": k, "test_loss": 2.3 - 2 * score, "test_accuracy": round(score, 4), "train_loss": 2.3 - 2.1 * score},
         **{"clients": 4, "dropped": [], "bytes_down": 4 * 10**8, "bytes_up": 10**8, "forwards": 40, "backwards": 40},
-        **{"lr": 0.1 * 0.99**k, "method": {}},
+        **{"lr": 0.1 * 0.99**k, "server_lr": 0.95**k, "method": {}},
         "seconds": SECONDS,
     }
     return plain | detailed_fields(k, level) if detailed else plain

@@ -61,7 +61,7 @@ NONDETERMINISTIC_OPS = {
 """Operations for which CUDA has no deterministic kernel."""
 INDEXING_OPS = ("index", "index_put", "index_put_", "_index_put_impl_")
 """Operations that accept index tensors in host memory, and copy them."""
-OPTIMIZER_STEP_OP = "_fused_sgd_"
+OPTIMIZER_STEP_OPS = ("_fused_sgd_", "_fused_adamw_")
 UNSUPPORTED_BY_NCCL = (torch.int16, torch.complex64, torch.complex128)
 NCCL_MODES = ("asynchronous", "silent")
 """Each mode includes those before it; without a mode, collectives are synchronous."""
@@ -292,7 +292,7 @@ class SimulatedGpu(TorchDispatchMode):
         kwargs, name = dict(kwargs or {}), func._schema.name.split("::")[1]
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         gpu, host = _split_by_device(tensors)
-        self.steps += name == OPTIMIZER_STEP_OP
+        self.steps += name in OPTIMIZER_STEP_OPS
         if func.namespace == "c10d":
             return self._collective(func, name, args, kwargs)
         if name in ("is_pinned", "_pin_memory") or kwargs.get("pin_memory"):
@@ -601,14 +601,14 @@ HIDDEN, FEATURES, CLASSES, CHUNK = (1_600, 1_920), 64, 10, 1 << 15
 """Two widths of a model, both large enough that the buffer for conversions, of CHUNK entries, has its full size."""
 
 
-def measure_peaks(folder: Path, algorithms: Sequence[str]) -> dict[str, tuple[float, float]]:
+def measure_peaks(folder: Path, algorithms: Sequence[str], *overrides: str) -> dict[str, tuple[float, float]]:
     """Peak GPU memory of a worker and of rank 0, by algorithm, in bytes per additional parameter."""
     x, y = np.zeros((2 * CLASSES, FEATURES), np.float32), np.arange(2 * CLASSES) % CLASSES
     data = folder / "data.npz"
     np.savez(data, x_train=x, y_train=y, x_test=x[:1], y_test=y[:1], client=y % 2)
     small = [*processes.NO_WANDB, "rounds=2", f"data={{name: npz, path: {data}}}", "partition=given"]
     small += ["clients={total: 2, per_round: 2}", "checkpoint.every=0"]
-    small += ["task=classification", "local={epochs: 1, batch_size: 5}", "evaluate.batch_size=1"]
+    small += ["task=classification", "local={epochs: 1, batch_size: 5}", "evaluate.batch_size=1", *overrides]
     runs = [
         [*small, f"algorithm.name={name}", f"model={{name: mlp, hidden: [{width}]}}", f"run.dir={folder / name}{width}"]
         for name in algorithms

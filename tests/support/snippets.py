@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fl_dist.__main__ import COMMANDS
 from fl_dist.config.arguments import resolve_arguments
 from tests.support.processes import ROOT, environment, run, run_ranks, torchrun
 
@@ -38,7 +39,7 @@ class Snippet(NamedTuple):
         """The lines of a shell block without their comments; a backslash continues a line."""
         text = re.sub(r"\\\n\s*", "", self.text)
         lines = [re.sub(r"\s+#\s.*", "", line).strip() for line in text.splitlines()]
-        return [line for line in lines if line]
+        return [as_module(line) for line in lines if line]
 
     @property
     def name(self) -> str:
@@ -53,6 +54,15 @@ def snippets(language: str | None = None) -> list[Snippet]:
         for match in re.finditer(r"^```(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
             found.append(Snippet(document, text[: match.start()].count("\n") + 1, match[1], match[2]))
     return [s for s in found if language in (None, s.language) and not re.fullmatch(r"\{[\w-]+\}", s.language)]
+
+
+def as_module(line: str) -> str:
+    """`fl-dist COMMAND ...` as `python -m MODULE ...`."""
+    program, _, rest = line.partition(" ")
+    name, _, arguments = rest.partition(" ")
+    if program != "fl-dist" or name not in COMMANDS:
+        return line
+    return f"python -m {COMMANDS[name][0].removesuffix('.__main__')} {arguments}".strip()
 
 
 def create_workspace(folder: Path) -> None:
@@ -151,7 +161,11 @@ def _run_python_code(line: str, words: list[str]) -> None:
 
 def _parse_doctor(line: str, words: list[str]) -> None:
     """Read the arguments; test_doctor.py runs it."""
-    options = importlib.import_module("launch.doctor").parser().parse_intermixed_args(words[2:])
+    options = (
+        importlib.import_module("launch.doctor")
+        .parser()
+        .parse_intermixed_args(words[words.index("launch.doctor") + 1 :])
+    )
     resolve_arguments(options.run_arguments)
 
 
@@ -164,10 +178,11 @@ INTERPRETERS: dict[str, Callable[[str, list[str]], None]] = {
     "python -m fl_dist.data fetch": _skip,
     'python -c "import sys, timm': _skip,  # test_timm.py runs it without the network
     "python -c ": _run_python_code,
+    "python -m launch.doctor": _parse_doctor,
     "python -m benchmarks.scaling --no-check": _run_python,
     "python -m benchmarks.": _skip,  # minutes of measuring; test_benchmarks.py runs a case
     "python -m ": _run_python,
-    "fl-dist doctor": _parse_doctor,
+    "fl-dist --help": _skip,
     "torchrun ": _run_torchrun,
     "make ": _run_make,
     "sha256sum ": _compare_hashes,

@@ -19,6 +19,7 @@ CALLBACKS = (TUTORIALS / "callback.md",)
 NEW_ALGORITHM = (TUTORIALS / "algorithm.md",)
 PYTHON = (ROOT / "docs" / "how-to" / "python.md",)
 PROCESS_PER_CLIENT = (ROOT / "docs" / "how-to" / "process-per-client.md",)
+OPTIMIZERS = (ROOT / "docs" / "how-to" / "optimizers.md",)
 
 
 def guide_snippets(language: str, guide: Sequence[Path] = GUIDE) -> list[Snippet]:
@@ -27,7 +28,7 @@ def guide_snippets(language: str, guide: Sequence[Path] = GUIDE) -> list[Snippet
 
 def needs_user_files(snippet: Snippet) -> bool:
     """Whether the block needs files of the reader; these documents have their own tests."""
-    return snippet.document in (*GUIDE, *CALLBACKS, *NEW_ALGORITHM, *PYTHON, *PROCESS_PER_CLIENT)
+    return snippet.document in (*GUIDE, *CALLBACKS, *NEW_ALGORITHM, *PYTHON, *PROCESS_PER_CLIENT, *OPTIMIZERS)
 
 
 def snippet_file_name(snippet: Snippet) -> str | None:

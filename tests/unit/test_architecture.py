@@ -10,6 +10,7 @@ from tests.support.processes import ROOT
 LAYERS = (
     "fl_dist.common",
     "fl_dist.plots",
+    "fl_dist.optimizers",
     "fl_dist.algorithms",
     "fl_dist.diagnostics",
     "fl_dist.data",

@@ -131,7 +131,7 @@ class TestHints:
 
         (tmp_path / "sweep.yaml").write_text("grid: {seed: [0, 1]}\n")
         assert main([str(tmp_path / "sweep.yaml")]) == 2
-        assert f"run it with python -m launch.sweep {tmp_path / 'sweep.yaml'}" in capsys.readouterr().err
+        assert f"run it with fl-dist sweep {tmp_path / 'sweep.yaml'}" in capsys.readouterr().err
         (tmp_path / "config.yaml").write_text("rounds: 3\n")
         assert sweep.main([str(tmp_path / "config.yaml"), "--dry-run"]) == 2
-        assert "is a key of a configuration: run one with python -m fl_dist.main" in capsys.readouterr().err
+        assert "is a key of a configuration: run one with fl-dist run" in capsys.readouterr().err

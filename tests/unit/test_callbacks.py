@@ -178,7 +178,7 @@ def test_what_is_wrong_with_callbacks_is_found_without_a_run(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--check", *SMALL, "callbacks=[early_stopping]"]) == 2
-    assert "give a target, a patience, or both" in capsys.readouterr().err
+    assert "give a target, a patience or a limit" in capsys.readouterr().err
     train("run", "callbacks=[early_stopping]", expect=2)
     assert not (tmp_path / "run" / "config.yaml").exists()
 
@@ -199,7 +199,7 @@ def test_a_failed_run_resumes_without_the_callback(train: Train) -> None:
         ("[{early_stopping: 3}]", "callbacks.0 must be one callback with its settings"),
         ("[{early_stopping: {patienc: 3}}]", "unknown key callbacks.0.early_stopping.patienc"),
         ("[{early_stopping: {patience: 0}}]", "callbacks.0.early_stopping.patience"),
-        ("[early_stopping]", "callback early_stopping: give a target, a patience, or both"),
+        ("[early_stopping]", "callback early_stopping: give a target, a patience or a limit"),
         ("[{early_stopping: {target: 1, metric: loss}}]", "say whether max or min of loss is best"),
         ("[{best_model: {optional: maybe}}]", "callbacks.0.best_model.optional"),
         ("[json:loads]", "callback"),
@@ -269,8 +269,13 @@ class TestEarlyStopping:
         assert sorted(path.name for path in folder.glob("model*")) == ["model-2.safetensors", "model.safetensors"]
 
     def test_a_target_in_percent_is_refused(self, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-        train("run", "callbacks=[{early_stopping: {target: 90}}]", expect=1)
+        train("run", "callbacks=[{early_stopping: {target: 90}}]", expect=2)
         assert "accuracy is at most 1; write 0.9 for 90 %" in capsys.readouterr().err
+        assert main(["--check", *SMALL, "callbacks=[{early_stopping: {target: 90}}]"]) == 2
+        expected = (
+            "error: callback early_stopping: target 90 is out of reach: accuracy is at most 1; write 0.9 for 90 %"
+        )
+        assert capsys.readouterr().err == f"{expected}\n"
 
     def test_a_stopped_run_is_finished(self, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
         settings = "callbacks=[{early_stopping: {target: 0}}]"
@@ -318,7 +323,7 @@ class TestEarlyStopping:
             "run",
             f"callbacks=[{{early_stopping: {{target: 1, metric: {settings[0]}, best: max}}}}]",
             *settings[1:],
-            expect=1,
+            expect=2,
         )
         known = {"classification": "loss, accuracy", "regression": "loss, rmse, mae"}[task]
         assert f"the task does not measure '{settings[0]}'; it measures {known}" in capsys.readouterr().err

@@ -497,7 +497,7 @@ class TestCheck:
         assert "35" in text and "50000" in text and "10000" in text, text
 
     def test_missing_and_damaged_files_are_one_line(self, tmp_path: Path) -> None:
-        assert "python -m fl_dist.data fetch cifar10" in fetch_error("check", "cifar10", "--root", tmp_path)
+        assert "fl-dist data fetch cifar10" in fetch_error("check", "cifar10", "--root", tmp_path)
         CifarFiles(10, False).write(tmp_path)
         file = tmp_path / "cifar-10-batches-bin/data_batch_2.bin"
         file.write_bytes(file.read_bytes()[:-1])

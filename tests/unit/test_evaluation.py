@@ -184,7 +184,7 @@ class TestSeconds:
             for part in ("broadcast", "checkpoint", "local", "reduce", "server"):
                 with clock(part):
                     advance(1.0)
-            seconds = clock.read(local=6.0)
+            seconds = clock.read().to_seconds(local=6.0)
         assert (seconds.broadcast, seconds.checkpoint) == (1.0, 1.0)  # transfers overlap with training
         assert (seconds.reduce, seconds.server, seconds.total) == (6.0, 6.0, 20.0)
 
@@ -195,7 +195,7 @@ class TestSeconds:
                 advance(4.0)
             with clock("reduce"):
                 advance(10.0)
-            seconds = clock.read(local=9.0)
+            seconds = clock.read().to_seconds(local=9.0)
         assert (seconds.reduce, seconds.evaluate, seconds.total) == (1.0, 0.0, 14.0)
 
     def test_a_clients_seconds_include_its_last_read_from_the_device(self, tmp_path: Path) -> None:

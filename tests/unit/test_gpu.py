@@ -76,6 +76,7 @@ OTHER_CASES: dict[str, Settings] = {
     "batch norm": {**IMAGES, "model": BATCH_NORM, "algorithm": algorithm("fedsam")},
     "contiguous images": {**IMAGES, "model": {"name": "cnn"}, "local": {"memory_format": "contiguous"}},
     "rows beyond memory": {**IMAGES, "topology": {"data_memory": 0}},
+    "adamw": {"local": {"optimizer": {"name": "adamw", "keep": "client"}}},
     "checkpoints": {"algorithm": algorithm("scaffold"), "checkpoint": {"every": 1}},
 }
 CASES = {

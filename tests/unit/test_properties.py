@@ -383,7 +383,19 @@ class LocalStep:
         self.x, self.w = torch.randn(2, 6, dtype=torch.float64)
         self.algorithm = Algorithm(*chosen)
         mask = torch.tensor([True, True, True, True, False, False])
-        self.round = Round(index, 0.1, 2, 4, first=lambda: self.x, weights=lambda: mask, channels=1, steps=2, samples=5)
+        self.round = Round(
+            index,
+            0.1,
+            2,
+            4,
+            first=lambda: self.x,
+            weights=lambda: mask,
+            parameters=lambda: mask,
+            parameter_count=6,
+            channels=1,
+            steps=2,
+            samples=5,
+        )
         self.s = self.algorithm.publish(self.algorithm.server_init(self.x), self.round)
         self.i = self.algorithm.client_init(self.s, self.round)
         self.oracle = RecordingOracle(6)
@@ -515,7 +527,17 @@ class TestAddedTerms:
         gamma, tau = 1.5, 2.0
         part: NotTrue | Trajectory = parts[name](distill=gamma, temperature=tau)
         s, i = Vars(x=x, ema=other), Vars(e_i=other.clone(), last=torch.zeros(()))
-        r = Round(1, 0.1, 2, 4, first=lambda: x, weights=lambda: x > 0, channels=1)
+        r = Round(
+            1,
+            0.1,
+            2,
+            4,
+            first=lambda: x,
+            weights=lambda: x > 0,
+            parameters=lambda: x > 0,
+            parameter_count=16,
+            channels=1,
+        )
         part.begin(s, i, r, lambda: x)
         average = 0.5 * other + 0.5 * x
         teacher = {"nottrue": x, "trajectory": other, "clienttrajectory": average}[name]

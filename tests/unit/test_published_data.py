@@ -21,7 +21,7 @@ from tests.support.processes import NO_WANDB
 from tests.support.requirements import published_path
 from tests.support.run_folder import read_records
 
-FETCH = "python -m fl_dist.data fetch"
+FETCH = "fl-dist data fetch"
 
 
 def data_error(name: str, root: Path, **settings: Any) -> str:

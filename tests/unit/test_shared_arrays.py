@@ -239,10 +239,10 @@ class TestBatchLoader:
     def test_prefetched_batches_equal_batches_in_memory(self) -> None:
         pieces = torch.randperm(20, generator=torch.Generator().manual_seed(0)).split(1)
         assert len(pieces) > 2 * PREFETCH
-        in_memory, read = (list(self.loader(max_bytes).load(pieces)) for max_bytes in (60, 59))
+        in_memory, read = (list(self.loader(max_bytes).load(pieces)) for max_bytes in (220, 219))
         assert all(a.equal(c) and b.equal(d) for (a, b), (c, d) in zip(in_memory, read, strict=True))
         assert [y.tolist() for _, y in read] == [piece.tolist() for piece in pieces]
-        in_memory, read = (list(self.loader(max_bytes).sequential_batches(7)) for max_bytes in (60, 59))
+        in_memory, read = (list(self.loader(max_bytes).sequential_batches(7)) for max_bytes in (220, 219))
         assert all(a.equal(c) and b.equal(d) for (a, b), (c, d) in zip(in_memory, read, strict=True))
 
     def test_no_reader_thread_outlives_an_abandoned_iteration(self) -> None:

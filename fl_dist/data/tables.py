@@ -1,0 +1,111 @@
+"""What tables of all formats share: their files, clients, labels and test rows."""
+
+import glob
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from fl_dist.common.errors import DataError
+from fl_dist.common.formatting import pluralize, shorten, suggest
+from fl_dist.common.paths import expand_path
+from fl_dist.common.randomness import generator
+from fl_dist.data.dataset import SPLITS
+
+MAX_CLASSES = 2**20
+TestRows = Annotated[
+    Annotated[str, Field(min_length=1)] | Annotated[float, Field(gt=0, lt=1)],
+    Field(description="test rows: files, as in path; or the share of all rows that is held out, always the same ones"),
+]
+ClassNames = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_CLASSES)] | Annotated[list[str], Field(min_length=1)],
+    Field(description="number of classes, or the names of text labels in order; null: those that occur, sorted"),
+]
+
+
+def find_files(path: str, key: str, suffixes: Sequence[str]) -> list[Path]:
+    """A file, those that match a pattern, or those of a folder; by name, all of one format."""
+    base = expand_path(path)
+    if base.is_dir():
+        found = [file for file in base.iterdir() if file.suffix in suffixes and not file.name.startswith(".")]
+    else:
+        found = [base] if base.is_file() else [Path(name) for name in glob.glob(str(base), recursive=True)]
+    files = sorted(file for file in found if file.is_file())
+    formats = sorted({file.suffix for file in files})
+    if not files:
+        what = f"has no file of a known format ({', '.join(suffixes)})" if base.is_dir() else "does not exist"
+        raise DataError(f"{key} {shorten(path)} {what}; name a file, a pattern such as DIR/*{suffixes[0]}, or a folder")
+    if unknown := [suffix for suffix in formats if suffix not in suffixes]:
+        raise DataError(f"{key} {shorten(path)} is of another format ({unknown[0] or 'no suffix'}): {_list(suffixes)}")
+    if len(formats) > 1:
+        raise DataError(
+            f"{key} {shorten(path)} holds files of several formats ({', '.join(formats)}); name one pattern"
+        )
+    return files
+
+
+def find_splits(path: str, test: str | float, splits: Sequence[str], suffixes: Sequence[str]) -> dict[str, list[Path]]:
+    """The files of each split that is needed; without test files, the test rows are among those of `path`."""
+    if isinstance(test, float):
+        if tuple(splits) != SPLITS:
+            raise DataError("data.test is a share of all rows; with data.local it has to name the server's test files")
+        return {"train": find_files(path, "data.path", suffixes)}
+    sources = {"train": ("data.path", path), "test": ("data.test", test)}
+    return {split: find_files(source, key, suffixes) for split, (key, source) in sources.items() if split in splits}
+
+
+def draw_test_rows(rows: int, share: float) -> np.ndarray:
+    """Which rows are held out: the same ones in every run, at least one, and not all."""
+    count = min(max(1, round(share * rows)), rows - 1)
+    if count < 1:
+        raise DataError(f"data.test={share:g} cannot hold out rows: there is only {pluralize(rows, 'row')}")
+    is_test = np.zeros(rows, dtype=bool)
+    is_test[generator(0, "test rows").permutation(rows)[:count]] = True
+    return is_test
+
+
+def number_clients(values: Sequence[Any], column: str) -> np.ndarray:
+    """An id from 0 for each name or number, in sorted order."""
+    kinds = {type(value) for value in values}
+    if kinds != {str} and kinds != {int}:
+        found = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise DataError(f"the column {column!r} names clients by {found}; it needs all text or all whole numbers")
+    ids = {value: k for k, value in enumerate(sorted(set(values)))}
+    return np.array([ids[value] for value in values], np.int64)
+
+
+def number_labels(
+    values: Mapping[str, Sequence[Any]], column: str, classes: int | list[str] | None
+) -> tuple[dict[str, np.ndarray], int]:
+    """The labels of each split, and how many classes there are; names are numbered in sorted order."""
+    kinds = {type(value) for own in values.values() for value in own}
+    if kinds == {int}:
+        count = _count_classes([value for own in values.values() for value in own], column, classes)
+        return {split: np.array(own, np.int64) for split, own in values.items()}, count
+    if kinds != {str}:
+        found = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise DataError(f"the column {column!r} holds labels of type {found}; it needs all text or all whole numbers")
+    names = classes if isinstance(classes, list) else sorted({value for own in values.values() for value in own})
+    numbers = {name: number for number, name in enumerate(names)}
+    for own in values.values():
+        if unknown := next((value for value in own if value not in numbers), None):
+            raise DataError(
+                f"the column {column!r} has a label {unknown!r} outside data.classes; {suggest(unknown, names)}"
+            )
+    labels = {split: np.array([numbers[value] for value in own], np.int64) for split, own in values.items()}
+    return labels, max(len(names), classes if isinstance(classes, int) else 0)
+
+
+def _count_classes(labels: Sequence[int], column: str, classes: int | list[str] | None) -> int:
+    low, high = min(labels), max(labels)
+    known = len(classes) if isinstance(classes, list) else classes
+    if low < 0 or high >= (known or MAX_CLASSES):
+        wrong, end = (low if low < 0 else high), f" to {known - 1}" if known else ""
+        raise DataError(f"the column {column!r} has a label {wrong}; number labels from 0 on{end}")
+    return known or high + 1
+
+
+def _list(suffixes: Sequence[str]) -> str:
+    return f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"

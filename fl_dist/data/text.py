@@ -1,0 +1,78 @@
+"""The user's own texts: documents, prompts with answers, or labelled texts, as rows of tokens."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fl_dist.common.errors import DataError
+from fl_dist.common.paths import expand_path
+from fl_dist.common.rows import Rows
+from fl_dist.data import shared_arrays
+from fl_dist.data.dataset import SPLITS, Dataset, datasets
+from fl_dist.data.tables import ClassNames, TestRows, find_splits
+from fl_dist.data.text_files import SUFFIXES, Document
+from fl_dist.data.text_rows import TENSOR_NAMES, TextSettings, write_rows
+from fl_dist.data.tokenizer import load_tokenizer, tokenizer_files
+
+Column = Annotated[str, Field(min_length=1)]
+
+
+@datasets.register
+def text(
+    splits: Sequence[str] = SPLITS,
+    *,
+    path: Annotated[
+        str, Field(min_length=1, description="training texts: a file, a pattern (DIR/*.jsonl) or a folder")
+    ],
+    tokenizer: Annotated[str, Field(min_length=1, description="folder with a tokenizer.json; nothing is downloaded")],
+    test: TestRows = 0.1,
+    length: Annotated[int, Field(ge=1, le=10**6, description="tokens per row")] = 512,
+    pack: Annotated[
+        bool | None, Field(description="join a client's texts and cut them into full rows; null: unless labels are set")
+    ] = None,
+    text: Annotated[Column, Field(description="column of the text, or a template with {columns}")] = "text",
+    prompt: Annotated[Column, Field(description="what precedes an answer: a column, or a template")] = "prompt",
+    answer: Annotated[
+        Column | None, Field(description="answers: a column, or a template; then they alone are learnt")
+    ] = None,
+    label: Annotated[Column | None, Field(description="column of labels, for the task classification")] = None,
+    client: Annotated[Column | None, Field(description="column of the client; file: each file is a client")] = None,
+    classes: ClassNames | None = None,
+    end: Annotated[
+        Column | None, Field(description="token after each text; null: as the tokenizer's files say")
+    ] = None,
+    document: Annotated[Document, Field(description="what a text of a .txt file is")] = "line",
+) -> Dataset:
+    """Texts from .jsonl, .txt, .parquet, .arrow or .feather files, by a tokenizer from a local folder."""
+    if label is not None and (pack or answer is not None):
+        raise DataError("data.label gives each text one label; remove it, or data.pack and data.answer")
+    is_packed = label is None and pack is not False
+    settings = TextSettings(length, is_packed, text, prompt, answer, label, client, classes, document)
+    files, folder = find_splits(path, test, splits, SUFFIXES), expand_path(tokenizer)
+    sources = [*(file for own in files.values() for file in own), *tokenizer_files(folder)]
+
+    def build(allocate: shared_arrays.Allocate) -> None:
+        write_rows(allocate, files, test, load_tokenizer(folder, end), settings)
+
+    arrays = shared_arrays.load_or_build("text", sources, (settings, end, tuple(files), test), build)
+    return _to_dataset(arrays, splits[0])
+
+
+def _to_dataset(arrays: shared_arrays.Arrays, known: str) -> Dataset:
+    """`known`: a split that was read; there are no rows of one that was not."""
+
+    def tensor(kind: str, split: str, name: str = "") -> Tensor:
+        own = f"{kind}_{split}{name}"
+        return torch.from_numpy(arrays[own] if own in arrays else arrays[f"{kind}_{known}{name}"][:0])
+
+    def rows(split: str) -> Rows:
+        if f"x_{known}" in arrays:
+            return tensor("x", split)
+        return {name: tensor("x", split, f".{name}") for name in TENSOR_NAMES}
+
+    classes, vocabulary = (int(arrays[name]) for name in ("classes", "vocabulary"))
+    x_train, x_test, y_train, y_test = rows("train"), rows("test"), tensor("y", "train"), tensor("y", "test")
+    return Dataset(x_train, y_train, x_test, y_test, classes, vocabulary=vocabulary, client=arrays.get("client"))
