@@ -45,7 +45,11 @@ class MetricsFile:
         data = _to_lines(records)
         if content.startswith(data) and content:
             os.truncate(self.path, len(data))  # works on a full disk too
-        elif data != content:
+        elif data.startswith(content) and content[-1:] in (b"", b"\n"):
+            self.unwritten = records[len(parsed) :]
+            with contextlib.suppress(OSError):  # tried again with the next record
+                self.flush()
+        else:
             write_atomically(self.path, data)
         return records
 

@@ -451,6 +451,19 @@ class TestRecords:
         assert file.resume(3) == self.RECORDS[:3]
         assert read_records(file) == self.RECORDS[:3]
 
+    def test_records_of_a_checkpoint_are_kept_while_the_disk_is_full(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "m.jsonl"
+        MetricsFile(path).append(self.RECORDS[0])
+        file = MetricsFile(path)
+        monkeypatch.setattr(metrics_file.os, "write", write_half_then_fail(os.write))
+        assert file.resume(3, self.RECORDS[1:3]) == self.RECORDS[:3]
+        monkeypatch.undo()
+        assert (read_records(file), file.unwritten) == (self.RECORDS[:1], self.RECORDS[1:3])
+        file.append(self.RECORDS[3])
+        assert read_records(file) == self.RECORDS[:4]
+
     def test_records_that_cannot_be_written_end_the_run_with_an_error(self, tmp_path: Path, capsys) -> None:
         blocked, on_round_end = tmp_path / "run" / "metrics.jsonl", Console.on_round_end
 
