@@ -65,6 +65,7 @@ TASKS: dict[str, Settings] = {
     "classification": {},
     "regression": {**NUMBERS, "task": "regression"},
     "next_token": {**TEXT, "task": {"name": "next_token", "padding": 0}, "model": "tests.unit.test_gpu:NextToken"},
+    "causal_lm": {"data": {"path": "answers.npz"}, "task": "causal_lm", "model": "tests.unit.test_gpu:NextToken"},
 }
 OTHER_CASES: dict[str, Settings] = {
     "crop_flip": {**IMAGES, "augment": {"name": "crop_flip", "padding": 1}},
@@ -87,6 +88,8 @@ CASES = {
 }
 EQUAL_UP_TO_ROUNDING = ("model resnet8_gn", "model resnet18", "model resnet18_gn")
 """Where branches join, simulated tensors may have another memory layout, for which the CPU uses another kernel."""
+COUNTED_ON_THE_DEVICE = ("task next_token", "task causal_lm")
+"""The number of tokens that are learnt is known only on the device: one wait per step."""
 EXAMPLES = {
     "model cnn",
     "model lenet5",
@@ -157,8 +160,7 @@ def assert_same_results(runs: DeviceRuns) -> None:
 
 
 class TestWaits:
-    # The number of tokens without padding is known only on the device: one wait per step.
-    @pytest.mark.parametrize("name", examples([name for name in CASES if name != "task next_token"], EXAMPLES))
+    @pytest.mark.parametrize("name", examples([name for name in CASES if name not in COUNTED_ON_THE_DEVICE], EXAMPLES))
     def test_the_host_never_waits_between_a_clients_first_and_last_step(
         self, comparison: DeviceComparison, name: str
     ) -> None:
@@ -167,7 +169,7 @@ class TestWaits:
         assert {(w.what, w.where) for w in runs.waits_within_steps()} == set()
 
     @pytest.mark.parametrize(
-        "name", examples([name for name in CASES if name not in ("task next_token", "checkpoints")], EXAMPLES)
+        "name", examples([n for n in CASES if n not in (*COUNTED_ON_THE_DEVICE, "checkpoints")], EXAMPLES)
     )
     def test_the_host_waits_once_for_a_clients_result(self, comparison: DeviceComparison, name: str) -> None:
         for client in comparison.run(name, CASES[name]).clients:
