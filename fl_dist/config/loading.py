@@ -224,7 +224,7 @@ def _check_consistency(config: Config) -> None:
         raise ConfigError("local.compile needs batches of one size; set local.batch_size to a number")
     algorithm = _check_chain(config.algorithm, ("algorithm",))
     check_optimizer_keys(config)
-    _check_diagnosed_clients(config)
+    _check_diagnostics(config)
     _check_placement(config)
     schedule = read_schedule(config)
     smallest = clients.per_round if schedule is None else min(map(len, schedule))
@@ -259,11 +259,17 @@ def _check_requirements(config: Config, algorithm: Algorithm, smallest: int) -> 
             )
 
 
-def _check_diagnosed_clients(config: Config) -> None:
+def _check_diagnostics(config: Config) -> None:
+    """Whether there are the clients and the rows that diagnostics measure."""
     for label, keys in config.diagnostics.items():
         for key in getattr(diagnostics[keys["name"]], "clients", ()):
             if keys[key] is not None and keys[key] >= config.clients.total:
                 raise ConfigError(f"diagnostics.{label}.{key} is {keys[key]}; {_client_range(config)}")
+        if "validation rows" in getattr(diagnostics[keys["name"]], "needs", ()) and not config.clients.validation:
+            raise ConfigError(
+                f"diagnostics.{label} measures rows that clients hold out, but clients.validation is 0; set it when a"
+                " run starts, such as clients.validation=0.2"
+            )
 
 
 def _check_placement(config: Config) -> None:

@@ -22,7 +22,7 @@ ALL_ROWS, TEST_ROWS = 0, -1
 
 Values = dict[str, Any]
 """Numbers or lists of numbers by name; None if it could not be measured."""
-Requirement = Literal["ends", "steps", "previous step", "train_client"]
+Requirement = Literal["ends", "steps", "previous step", "train_client", "validation rows"]
 Radius = Annotated[float, Field(gt=0, description="radius of the perturbation")]
 RowCount = Annotated[int | None, Field(ge=1, description="number of training rows; null: all clients' rows")]
 
@@ -30,6 +30,18 @@ RowCount = Annotated[int | None, Field(ge=1, description="number of training row
 def client_rows(client: int) -> int:
     """The `rows` argument that means those of one client."""
     return TEST_ROWS - 1 - client
+
+
+class FineTuning(NamedTuple):
+    """Plain SGD of clients, each from the same model on its own training rows."""
+
+    epochs: int
+    steps: int
+    """The first so many of these epochs; 0: all."""
+    lr: float
+    """0: `local.lr`."""
+    sample: int
+    """Number of clients, sampled by the seed; 0: all that hold rows out."""
 
 
 class MeasurementError(FlDistError, ArithmeticError):
@@ -57,6 +69,9 @@ class LossOracle(Protocol):
 
     def clients(self, w: Tensor, on_validation: bool) -> list[float]:
         """The task's primary metric of each client, on its validation rows if there are any, or its training rows."""
+
+    def fine_tune(self, w: Tensor, settings: FineTuning) -> tuple[list[float], list[float]]:
+        """The task's primary metric of each client on its validation rows: of `w`, and of its own model from there."""
 
     def classes(self, w: Tensor) -> list[float | None]:
         """The accuracy of each class on the test rows; empty unless the task predicts the data's classes."""
@@ -141,7 +156,7 @@ class Diagnostic:
     """One measurement; the keywords of `__init__` are its settings."""
 
     needs: tuple[Requirement, ...] = ()
-    """What has to be recorded of the round."""
+    """What has to be recorded of the round, and what else has to be there."""
     algorithms: tuple[str, ...] = ()
     """Settings that hold algorithms by label, as in a configuration."""
     clients: tuple[str, ...] = ()

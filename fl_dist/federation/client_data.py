@@ -1,5 +1,6 @@
 """The batches of each client: shuffled, augmented and normalised, the same on any worker."""
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -49,6 +50,12 @@ class ClientData:
         self._counts = list(map(len, self.rows))
         self.validated_clients = [client for client, own in enumerate(self.validation) if len(own)]
         """Those that hold rows out."""
+
+    def with_local(self, local: Local) -> "ClientData":
+        """The same rows in other batches or epochs; precision and memory format stay as they are."""
+        other = copy.copy(self)
+        other.local = local
+        return other
 
     def count(self, client: int) -> int:
         return self._counts[client]

@@ -1,7 +1,7 @@
 """The one message by which rank 0 tells every rank what to do next."""
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import torch
 
@@ -27,7 +27,8 @@ class Action(IntEnum):
     LOCAL_CHORDS = 11
     LOCAL_SHARPNESS = 12
     CLIENT_VARIABLES = 13
-    END_DIAGNOSTICS = 14
+    FINE_TUNE = 14
+    END_DIAGNOSTICS = 15
 
 
 class SaveScope(IntEnum):
@@ -64,27 +65,22 @@ class Command(NamedTuple):
     vector: int = 0
     """Of a question: which of the recorded vectors of local training."""
     rho: float = 0.0
+    epochs: int = 0
+    steps: int = 0
+    lr: float = 0.0
+    sample: int = 0
+    """These four: of fine-tuning, as in `diagnostics.base`."""
 
     def encode(self) -> list[int]:
-        return [*map(int, self[:-1]), float_to_bits(self.rho)]
+        return [float_to_bits(v) if kind is float else int(v) for v, kind in zip(self, _KINDS, strict=True)]
 
     @staticmethod
     def decode(words: list[int]) -> "Command":
-        action, save, acknowledged, is_committed, evaluate, is_finished, rows, client, vector, rho = words
-        return Command(
-            Action(action),
-            SaveScope(save),
-            acknowledged,
-            bool(is_committed),
-            EvaluatedModel(evaluate),
-            bool(is_finished),
-            rows,
-            client,
-            vector,
-            bits_to_float(rho),
-        )
+        pairs = zip(words, _KINDS, strict=True)
+        return Command._make(bits_to_float(word) if kind is float else kind(word) for word, kind in pairs)
 
 
+_KINDS = tuple(get_type_hints(Command).values())
 LENGTH = len(Command._fields)
 """Words of an encoded command."""
 

@@ -1,7 +1,8 @@
 """One client's local training: batches become gradient oracles, the algorithm's direction becomes steps."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,17 +10,17 @@ import torch
 from torch import Tensor
 
 from fl_dist.algorithms.core import Algorithm, Batch, ModelOutput, Round, Vars
-from fl_dist.common.errors import ConfigError, FlDistError
+from fl_dist.common.errors import ConfigError, FlDistError, describe_error
 from fl_dist.common.hook_contract import HookContractError, describe_value
 from fl_dist.common.randomness import seed_global, torch_seed
 from fl_dist.common.rows import Rows
 from fl_dist.config import Local
-from fl_dist.distributed import bf16
+from fl_dist.distributed import bf16, hardware_errors
 from fl_dist.federation.client_data import ClientData
 from fl_dist.federation.flat_model import FlatModel
 from fl_dist.federation.layer_outputs import LayerOutputs
 from fl_dist.federation.trajectory_recorder import TrajectoryRecorder
-from fl_dist.federation.uplink import REMEDY
+from fl_dist.federation.uplink import REMEDY, OutOfRangeError
 from fl_dist.models import CompiledModule, describe_compile_error, differentiable_rnn
 from fl_dist.optimizers import build_optimizer, client_variables, pop_client_variables
 
@@ -28,6 +29,21 @@ DIVERGED_MESSAGE = f"training diverged, its loss is not finite; {REMEDY}"
 
 class ClientFailedError(FlDistError, RuntimeError):
     """A client's local training failed or cannot be used."""
+
+
+@contextlib.contextmanager
+def as_client_failure() -> Iterator[None]:
+    """Whatever the body raises is a failure of its client, unless the machine or a hook failed."""
+    try:
+        yield
+    except (ClientFailedError, HookContractError, OSError):
+        raise
+    except OutOfRangeError as e:
+        raise ClientFailedError(str(e)) from None
+    except Exception as e:
+        if hardware_errors.classify(e) is not None:
+            raise
+        raise ClientFailedError(describe_error(e)) from e
 
 
 @dataclass

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_dist.data import normalise
-from fl_dist.diagnostics.base import ALL_ROWS, TEST_ROWS, MeasurementError
+from fl_dist.diagnostics.base import ALL_ROWS, TEST_ROWS, FineTuning, MeasurementError
 from fl_dist.federation.commands import Action, Command
 from fl_dist.federation.exact_sums import mean_of_words
 from fl_dist.federation.oracle_worker import COUNT_UNIT, VECTOR_NAMES, OracleWorker
@@ -40,6 +40,10 @@ class LossOracle:
         on_validation = on_validation and bool(self.experiment.client_data.validated_clients)
         action = Action.CLIENT_VALIDATION_METRICS if on_validation else Action.CLIENT_METRICS
         return _numbers(self._ask(Command(action), w))
+
+    def fine_tune(self, w: Tensor, settings: FineTuning) -> tuple[list[float], list[float]]:
+        numbers = _numbers(self._ask(Command(Action.FINE_TUNE, **settings._asdict()), w))
+        return numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
 
     def classes(self, w: Tensor) -> list[float | None]:
         if not self._predicts_classes:

@@ -6,6 +6,7 @@ ranks.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import cached_property
 
 import torch
@@ -15,7 +16,7 @@ from fl_dist.algorithms.core import Batch, unit_vector
 from fl_dist.common.randomness import generator
 from fl_dist.common.vector_math import norm
 from fl_dist.data import normalise
-from fl_dist.diagnostics.base import ALL_ROWS, RECORDED_STEP_FRACTIONS, TEST_ROWS
+from fl_dist.diagnostics.base import ALL_ROWS, RECORDED_STEP_FRACTIONS, TEST_ROWS, FineTuning
 from fl_dist.distributed import fault_injection
 from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation.batch_loader import BatchLoader
@@ -23,6 +24,7 @@ from fl_dist.federation.client_state import ClientStateStore
 from fl_dist.federation.commands import Action, Command, CommandChannel
 from fl_dist.federation.exact_sums import bits_table
 from fl_dist.federation.experiment import Experiment
+from fl_dist.federation.fine_tuning import ClientFineTuning, sample_clients
 from fl_dist.federation.fixed_point import FixedPoint, FixedPointSum, ScratchBuffers
 from fl_dist.federation.loss_derivatives import count_correct, derivatives, measure, sharpness
 from fl_dist.federation.measurement_share import MeasurementShare
@@ -59,6 +61,7 @@ class OracleWorker:
             Action.HESSIAN_VECTOR_PRODUCT: lambda command: self._sum(self._derivatives(command, self.points[1])),
             Action.CLIENT_METRICS: lambda _: self._training_metrics(),
             Action.CLIENT_VALIDATION_METRICS: lambda _: self._validation_metrics(),
+            Action.FINE_TUNE: self._fine_tuned_metrics,
             Action.CLASS_ACCURACY: self._class_accuracy,
             Action.LOCAL_MEAN: lambda command: self._sum_local(command, self._recorded),
             Action.LOCAL_VECTOR: lambda command: self._sum_local(command, {command.client} & self._recorded.keys()),
@@ -166,6 +169,21 @@ class OracleWorker:
         """The metric of each of these clients on its `rows`."""
         own = self.share.clients(clients)
         return bits_table(len(clients), ((place, self._client_metric(rows[clients[place]])) for place in own))
+
+    def _fine_tuned_metrics(self, command: Command) -> Tensor:
+        """Of the sampled clients, on their validation rows: the metric of the point, then those of their own models."""
+        settings = FineTuning(command.epochs, command.steps, command.lr, command.sample)
+        clients = sample_clients(self.experiment, settings.sample)
+        own, rows = self.share.clients(clients), self.experiment.client_data.validation
+        before = [(place, self._client_metric(rows[clients[place]])) for place in own]
+        after = []
+        with closing(ClientFineTuning(self.experiment, settings, self.group.failure_detector.progress)) as fine_tuning:
+            for place in own:
+                client = clients[place]
+                is_finite = fine_tuning.bind(self.model, client, self.points[0], self._buffers)
+                metric = self._client_metric(rows[client]) if is_finite else math.nan
+                after.append((len(clients) + place, metric))
+        return bits_table(2 * len(clients), before + after)
 
     def _client_metric(self, rows: Tensor) -> float:
         task = self.experiment.task

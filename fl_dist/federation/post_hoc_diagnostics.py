@@ -26,6 +26,8 @@ from fl_dist.federation.server import Server
 from fl_dist.federation.trajectory_recorder import RecordedVectors, TrajectoryRecorder
 from fl_dist.federation.worker import Worker, build_messages
 
+NO_ROUND = {"train_client", "validation rows"}
+"""Requirements that need no round of training."""
 Measurement = dict[str, Any]
 """label, round, seconds and values of a diagnostic."""
 
@@ -44,7 +46,7 @@ class PostHocDiagnostics:
 
     def measure(self, due: list[ScheduledDiagnostic], spill: Path) -> list[Measurement]:
         """Those of the model alone, then those of a round; the run folder is only read."""
-        of_model = [scheduled for scheduled in due if not requirements_of([scheduled]) - {"train_client"}]
+        of_model = [scheduled for scheduled in due if not requirements_of([scheduled]) - NO_ROUND]
         of_round = [scheduled for scheduled in due if scheduled not in of_model]
         found: list[Measurement] = []
         if of_model:

@@ -9,17 +9,21 @@ import torch
 from torch import Tensor
 
 from fl_dist.algorithms.core import Round
-from fl_dist.common.errors import describe_error
-from fl_dist.common.hook_contract import HookContractError
 from fl_dist.common.vector_math import float64_norm
-from fl_dist.distributed import fault_injection, hardware_errors
+from fl_dist.distributed import fault_injection
 from fl_dist.distributed.host_transfer import HostTransfer
 from fl_dist.distributed.memory import max_state_bytes
 from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation.client_state import ClientStateStore, ReadClient
 from fl_dist.federation.downlink import Downlink
 from fl_dist.federation.experiment import BUFFERS, UPDATE, Experiment
-from fl_dist.federation.local_training import DIVERGED_MESSAGE, ClientFailedError, LocalResult, LocalTraining
+from fl_dist.federation.local_training import (
+    DIVERGED_MESSAGE,
+    ClientFailedError,
+    LocalResult,
+    LocalTraining,
+    as_client_failure,
+)
 from fl_dist.federation.trajectory_recorder import TrajectoryRecorder
 from fl_dist.federation.uplink import FAILED, TRAINED, ClientReport, OutOfRangeError, Uplink
 
@@ -128,17 +132,9 @@ class Worker:
     def _train(self, client: int, round_: Round, down: Downlink, up: Uplink) -> ClientResult:
         """Local training whose result can be added, or ClientFailedError, unless the machine failed."""
         state = self.states.load(client) or self.experiment.algorithm.client_init(down.vars, round_)
-        try:
+        with as_client_failure():
             local = self.training.run(client, down.vars, down.buffers, state, round_, self.recorder)
             return self._check_result(local, up)
-        except (ClientFailedError, HookContractError, OSError):
-            raise
-        except OutOfRangeError as e:
-            raise ClientFailedError(str(e)) from None
-        except Exception as e:
-            if hardware_errors.classify(e) is not None:
-                raise
-            raise ClientFailedError(describe_error(e)) from e
 
     def _check_result(self, local: LocalResult, up: Uplink) -> ClientResult:
         """What can be added, or OutOfRangeError. The only time that the host reads from the device for a client."""

@@ -19,7 +19,7 @@ PLAIN = """\
 rounds: 4
 seed: 3
 partition: {name: dirichlet, alpha: 0.5}
-clients: {total: 10, per_round: 4, on_failure: drop}
+clients: {total: 10, per_round: 4, on_failure: drop, validation: 0.2}
 model: {name: mlp, hidden: [16]}
 algorithm: fedlesam_d
 local: {epochs: 1, batch_size: 20, lr: 0.1, momentum: 0}
@@ -36,6 +36,8 @@ diagnostics:
   perturbation_drift: {every: 2}
   directions: {every: 1}
   clients: {every: 2}
+  personalization: {every: 2}
+  personalization_of_some: {name: personalization, every: 4, steps: 5, clients: 3, lr: 0.05}
   surface: {every: 4, points: 3, on: test}
   along: {every: 4, points: 3, directions: 1}
   plane: {every: 2, points: 3}
@@ -71,7 +73,7 @@ class TestRun:
 
     def test_all_diagnostics_are_recorded_and_training_is_unchanged(self, single_process: Path) -> None:
         records = read_records(single_process / "measured")
-        assert sorted(records[3]["diagnostics"]) == sorted(diagnostics)
+        assert sorted(records[3]["diagnostics"]) == sorted([*diagnostics, "personalization_of_some"])
         assert list(records[0]["diagnostics"]) == ["directions"]
         assert records[1]["seconds"]["diagnostics"] > 0
         assert {"norm_h", "cosine_step_h", "cosine_update_before"} <= records[1]["diagnostics"]["directions"].keys()

@@ -30,16 +30,18 @@ DIAGNOSTICS = {
     "spectrum": {"every": 4, "rows": 12},
     "surface": {"every": 4, "client": 1, "points": 3},
     "clients": {"every": 2},
+    "personalization": {"every": 2},
     "flatness_distance": {"every": 4},
     "directions": {"every": 2},
 }
 DIAGNOSTICS_OF_PARTS = {
     "clients": {"every": 2},
+    "personalization": {"every": 4, "clients": 3},
     "surface": {"every": 4, "on": "test", "points": 3},
     "flatness_distance": {"every": 4},
 }
 """Of single clients, and of the test rows."""
-PER_CLIENT = ("clients", "flatness_distance", "directions")
+PER_CLIENT = ("clients", "personalization", "flatness_distance", "directions")
 """Diagnostics whose batches never mix clients, wherever they are computed."""
 
 

@@ -35,6 +35,7 @@ DIAGNOSTICS: dict[str, Settings] = {
     "perturbation_drift": {},
     "directions": {},
     "clients": {},
+    "personalization": {},
     "surface": {"points": 3},
     "plane": {"points": 3},
 }
@@ -147,4 +148,5 @@ def trace_clients(gpu: simulated_gpu.SimulatedGpu) -> Iterator[list[ClientTrace]
 
 def run_diagnostics(comparison: DeviceComparison) -> DeviceRuns:
     every_third = {label: {"every": 3, **settings} for label, settings in DIAGNOSTICS.items()}
-    return comparison.run("diagnostics", {"algorithm": algorithm("fedsam"), "diagnostics": every_third, "rounds": 3})
+    settings = {"clients": {"validation": 0.3}, "algorithm": algorithm("fedsam"), "rounds": 3}
+    return comparison.run("diagnostics", settings | {"diagnostics": every_third})

@@ -21,7 +21,7 @@ USER_CONFIG = """
 rounds: 2
 data: {name: npz, path: mine.npz}
 model: {name: mlp, hidden: []}
-clients: {total: 4, per_round: 2}
+clients: {total: 4, per_round: 2, validation: 0.2}
 local: {epochs: 1, batch_size: 4}
 monitor: {wandb: {mode: disabled}}
 """
