@@ -1,9 +1,9 @@
 """DP-FedAvg: McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018.
 
-    u_i = d_i min(1, C/||d_i||);  d = mean of the m updates u_i + N(0, (z C/m)^2)
+    u_i = d_i min(1, C/||d_i||);  d = (sum of the u_i)/m + N(0, (z C/m)^2)
 
+m is the expected number of clients, the paper's fixed denominator: how many took part, or failed, does not show.
 Around SAM it is DP-FedSAM: Shi et al., Make Landscape Flatter in Differentially Private Federated Learning, CVPR 2023.
-The paper's denominator is the expected number of clients; here it is their number.
 """
 
 from typing import Annotated, ClassVar
@@ -44,8 +44,8 @@ class ClipAndNoise(Part):
 
     def aggregate(self, delta: Tensor, updates: Tensor | None, s: Vars, r: Round) -> Tensor:
         noise = torch.from_numpy(r.generator("privacy noise").standard_normal(len(delta)))
-        scaled = noise.mul_(self.noise * self.clip / r.participants).to(delta)
-        return scaled.mul_(r.is_parameter).add_(delta)
+        scaled = noise.mul_(self.noise * self.clip / r.expected_participants).to(delta)
+        return scaled.mul_(r.is_parameter).add_(delta, alpha=r.participants / r.expected_participants)
 
     def report(self, s: Vars, mean: Vars, r: Round) -> dict[str, Number]:
         return {"epsilon": epsilon(r.index + 1, r.sampling_rate, self.noise, self.delta)}

@@ -1,6 +1,6 @@
-"""Compression of what a client sends, with error feedback: e is what the client has not sent so far.
+"""Compression of what a client sends: sent = C(d).
 
-    v = d + e;  sent = C(v);  e <- v - sent
+With error feedback a client keeps what it has not sent so far, e:  v = d + e;  sent = C(v);  e <- v - sent
 
 top_k: Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018.
     C(v) = the k = round(share n) entries of largest |v|
@@ -9,7 +9,9 @@ sign: Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compre
 quantise: Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NeurIPS 2017.
     C(v) = sign(v) scale/L (l + [u < p]);  L = 2^(bits-1) - 1, scale = max |v|, l + p = L |v|/scale
 
-QSGD scales by the norm of v, which leaves most levels unused. n counts parameters, not gaps of the vector.
+QSGD scales by the norm of v, which leaves most levels unused. Its mean over u is v, so it has no error feedback: with
+few bits its error is larger than v, and what was not sent would grow without end. n counts parameters, not gaps of
+the vector.
 """
 
 import math
@@ -29,24 +31,31 @@ class Compression(Part):
 
     role = "compression"
 
-    def __init__(self, *, feedback: Feedback = True) -> None:
-        self.feedback, self.client = feedback, ("residual",) if feedback else ()
-
     def upload(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> Tensor:
-        if not self.feedback:
-            return self.compress(delta, r)
-        wanted = delta + i.residual
-        sent = self.compress(wanted, r)
-        i.residual = wanted.sub_(sent)
-        return sent
+        return self.compress(delta, r)
 
     def compress(self, v: Tensor, r: Round) -> Tensor:
         """A new vector: what the server receives instead of `v`."""
         raise NotImplementedError
 
 
+class FeedbackCompression(Compression):
+    """One whose error a client makes up for in its next round."""
+
+    def __init__(self, *, feedback: Feedback = True) -> None:
+        self.feedback, self.client = feedback, ("residual",) if feedback else ()
+
+    def upload(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> Tensor:
+        if not self.feedback:
+            return super().upload(delta, s, i, r)
+        wanted = delta + i.residual
+        sent = self.compress(wanted, r)
+        i.residual = wanted.sub_(sent)
+        return sent
+
+
 @parts.register_as("top_k")
-class TopK(Compression):
+class TopK(FeedbackCompression):
     """Sends the largest entries of the update, with their places."""
 
     def __init__(
@@ -74,7 +83,7 @@ class TopK(Compression):
 
 
 @parts.register_as("sign")
-class Sign(Compression):
+class Sign(FeedbackCompression):
     """Sends one bit per parameter, and their mean size."""
 
     def compress(self, v: Tensor, r: Round) -> Tensor:
@@ -90,12 +99,8 @@ class Quantise(Compression):
     """Sends few bits per parameter, rounded at random so that the mean is right."""
 
     def __init__(
-        self,
-        *,
-        bits: Annotated[int, Field(ge=2, le=16, description="per parameter, its sign included")] = 8,
-        feedback: Feedback = True,
+        self, *, bits: Annotated[int, Field(ge=2, le=16, description="per parameter, its sign included")] = 8
     ) -> None:
-        super().__init__(feedback=feedback)
         self.bits, self.levels = bits, 2 ** (bits - 1) - 1
 
     def compress(self, v: Tensor, r: Round) -> Tensor:

@@ -105,6 +105,8 @@ class Round:
     """Of the run."""
     sampling_rate: float = 1.0
     """The probability that a client takes part in a round; 1 with an explicit schedule."""
+    expected_participants: float = 1.0
+    """Clients that are sampled for a round on average, whether or not they fail."""
     client: int | None = None
     """The current client; None on the server."""
     steps: int = 0
@@ -255,6 +257,7 @@ class Algorithm:
         self.parts = chain
         for part in chain:
             _check_names(part)
+        _check_order(chain)
         self.server = ("x", *_unique([(n, p) for p in chain for n in p.server]))
         self.client = _unique([(n, p) for p in chain for n in p.client])
         self.published = tuple(dict.fromkeys(n for p in chain for n in p.published))
@@ -263,7 +266,6 @@ class Algorithm:
         self.reports = {n: meaning for p in chain for n, meaning in p.reports.items()}
         _unique([(n, p) for p in chain for n in p.uploads])
         _unique([(n, p) for p in chain for n in p.reports])
-        _check_order(chain)
         _check_other_uploads(chain)
         self.min_clients = max((p.min_clients for p in chain), default=1)
         for part in chain:

@@ -4,6 +4,7 @@ For float32, the exact reduce and clients of equal size; without activations and
 """
 
 import weakref
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -48,15 +49,17 @@ def is_model_sized(tensor: Tensor) -> bool:
 
 def _trace_server_round(algorithm: Algorithm) -> tuple[int, int]:
     """How many vectors are published, and the peak bytes of the server's variables, means and temporaries."""
-    x, r = torch.zeros(VECTOR_SIZE), _OnDemandVectors().round()
-    counter = _VectorCounter()
+    x, on_demand = torch.zeros(VECTOR_SIZE), _OnDemandVectors()
+    r, counter = on_demand.round(), _ByteCounter()
     with counter:
         s, update = algorithm.server_init(x), torch.zeros(VECTOR_SIZE)
         downloads = sum(map(is_model_sized, vars(algorithm.publish(s, r)).values()))
         own = {n: torch.zeros(() if u.scalar else VECTOR_SIZE) for n, u in algorithm.uploads.items() if not u.is_update}
-        update = algorithm.aggregate(update, torch.zeros(5, VECTOR_SIZE), s, r)
+        # What is made of all updates is made in host memory, and is one vector on the device.
+        has_all = any("all updates" in part.needs for part in algorithm.parts)
+        update = torch.zeros(VECTOR_SIZE) if has_all else algorithm.aggregate(update, None, s, r)
         algorithm.update(update, s, Vars(**dict.fromkeys(algorithm.uploads, update) | own), r)
-        return downloads, FLOAT_BYTES * counter.peak
+    return downloads, counter.peak + on_demand.bytes
 
 
 def _trace_client_round(algorithm: Algorithm, optimizer: Optimizer) -> int:
@@ -70,7 +73,7 @@ def _trace_client_round(algorithm: Algorithm, optimizer: Optimizer) -> int:
         inputs = main_tensor(algorithm.inputs(torch.zeros(1, 1), state))
         if inputs.requires_grad:
             inputs.sum().backward()
-        counter.update_peak(1)
+        counter.update_peak(FLOAT_BYTES)
         return gradient
 
     def full_gradient() -> Tensor:
@@ -78,64 +81,64 @@ def _trace_client_round(algorithm: Algorithm, optimizer: Optimizer) -> int:
         backward(s.x)
         return total
 
-    counter = _VectorCounter()
+    counter = _ByteCounter()
     with counter:
         state, optimizer_state = algorithm.client_init(s, r), optimizer.init(w)
         algorithm.begin(s, state, r, full_gradient)
         optimizer.step(w, algorithm.oracle(backward, s, state, r)(w), optimizer_state, r.lr)
         algorithm.send(w, s, state, r)
-    return FLOAT_BYTES * counter.peak + on_demand.bytes
+    return counter.peak + on_demand.bytes
 
 
 class _OnDemandVectors:
     """The vectors of a round that only some parts use, with the bytes of those that were used."""
 
     def __init__(self) -> None:
-        self.bytes, self._initial = 0, torch.zeros(VECTOR_SIZE)
-        self._is_weight = torch.zeros(VECTOR_SIZE, dtype=torch.bool)
+        self._initial, self._mask = torch.zeros(VECTOR_SIZE), torch.zeros(VECTOR_SIZE, dtype=torch.bool)
+        self._used: dict[str, int] = {}
+
+    @property
+    def bytes(self) -> int:
+        return sum(self._used.values())
 
     def round(self) -> Round:
         return Round(
             *(0, 1.0, 1, 1),
-            first=self._use_initial,
-            weights=self._use_mask,
-            parameters=self._use_mask,
+            first=partial(self._use, "initial", self._initial),
+            weights=partial(self._use, "weights", self._mask),
+            parameters=partial(self._use, "parameters", self._mask),
             parameter_count=VECTOR_SIZE,
             channels=1,
             steps=1,
             samples=1,
         )
 
-    def _use_initial(self) -> Tensor:
-        self.bytes |= FLOAT_BYTES
-        return self._initial
-
-    def _use_mask(self) -> Tensor:
-        self.bytes |= 1
-        return self._is_weight
+    def _use(self, name: str, vector: Tensor) -> Tensor:
+        self._used[name] = vector.element_size()
+        return vector
 
 
-class _VectorCounter(TorchDispatchMode):
-    """Counts the model-sized vectors that are created within it and still alive."""
+class _ByteCounter(TorchDispatchMode):
+    """Adds up the bytes per entry of the model-sized vectors that are created within it and still alive."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._alive: dict[int, weakref.ref[Any]] = {}
+        self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self.peak = 0
 
     def update_peak(self, temporary: int = 0) -> None:
-        self.peak = max(self.peak, len(self._alive) + temporary)
+        self.peak = max(self.peak, sum(size for size, _ in self._alive.values()) + temporary)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         inputs = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and is_model_sized(tensor) and tensor.is_floating_point():
+            if isinstance(tensor, Tensor) and is_model_sized(tensor):
                 storage = tensor.untyped_storage()
                 if id(storage) not in inputs:
-                    self._track(id(storage), storage)
+                    self._track(id(storage), storage, tensor.element_size())
         self.update_peak()
         return result
 
-    def _track(self, key: int, storage: torch.UntypedStorage) -> None:
-        self._alive[key] = weakref.ref(storage, lambda _: self._alive.pop(key))
+    def _track(self, key: int, storage: torch.UntypedStorage, size: int) -> None:
+        self._alive[key] = size, weakref.ref(storage, lambda _: self._alive.pop(key))

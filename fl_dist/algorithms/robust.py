@@ -1,13 +1,14 @@
 """Aggregates of the clients' updates that a few wrong ones cannot move far; each needs all updates.
 
 median and trimmed_mean: Yin et al., Byzantine-Robust Distributed Learning, ICML 2018.
-    each entry's median over the m updates; its mean without the floor(b m) largest and smallest values
+    each entry's median over the m updates; its mean without the floor(b m) largest and smallest values, at least one
 krum: Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017.
-    the mean of the k updates of lowest score: the sum of the m-f-2 smallest squared distances to others
+    the mean of the k updates of lowest score: the sum of the m-f-2 smallest squared distances to others; m > 2f+2
 
 All updates have equal weights; of equal scores, that of the lower client id comes first.
 """
 
+import math
 from typing import Annotated
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 from fl_dist.algorithms.core import Part, Round, Vars, parts
 from fl_dist.common.vector_math import norm
 
+ROUNDING = 1e-9
+"""A product such as 0.29 * 100 is a little less than the integer that it stands for."""
 COLUMNS = 1 << 16
 """Entries that are sorted at a time: a sorted copy of all updates would be larger than the updates."""
 
@@ -53,14 +56,15 @@ class TrimmedMean(RobustAggregate):
         self,
         *,
         share: Annotated[
-            float, Field(ge=0, lt=0.5, description="b, of the updates that is left out at each end")
+            float, Field(gt=0, lt=0.5, description="b, of the updates that is left out at each end")
         ] = 0.1,
     ) -> None:
-        self.share = share
+        self.share, self.min_clients = share, math.ceil(1 / share - ROUNDING)
 
     def combine(self, updates: Tensor) -> Tensor:
         m = len(updates)
-        return _mean_of_sorted(updates, int(self.share * m), m - int(self.share * m))
+        cut = math.floor(self.share * m + ROUNDING)
+        return _mean_of_sorted(updates, cut, m - cut)
 
 
 @parts.register
@@ -73,7 +77,8 @@ class Krum(RobustAggregate):
         byzantine: Annotated[int, Field(ge=0, description="f, wrong updates that a round may have")] = 1,
         keep: Annotated[int, Field(ge=1, description="k, updates whose mean is used (more than 1: Multi-Krum)")] = 1,
     ) -> None:
-        self.byzantine, self.keep, self.min_clients = byzantine, keep, max(byzantine + 3, keep)
+        self.byzantine, self.keep = byzantine, keep
+        self.min_clients = max(2 * byzantine + 3, byzantine + keep)
 
     def combine(self, updates: Tensor) -> Tensor:
         nearest = len(updates) - self.byzantine - 2

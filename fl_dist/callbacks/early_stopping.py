@@ -87,7 +87,8 @@ class EarlyStopping(Callback):
         if self.target is not None and sign * value >= sign * self.target:
             return f"{self.metric} {value:.6g} in round {round_number} reached the target {self.target:g}"
         if self.limit is not None and value + 2 * self._growth(value) > self.limit:
-            return f"{self.metric} {value:.6g} in round {round_number} came to the limit {self.limit:g}, and {running}"
+            came = "exceeds" if value > self.limit else "came to"
+            return f"{self.metric} {value:.6g} in round {round_number} {came} the limit {self.limit:g}, and {running}"
         if self.patience is not None and round_number - self.best_round >= self.patience:
             return f"{self.metric} did not improve from round {self.best_round} to {round_number}, and {running}"
         return ""

@@ -40,7 +40,7 @@ M = TypeVar("M", bound=BaseModel)
 MISSING_REQUIREMENT = {
     "uniform weights": "bounds each client's part in the mean, which needs equal weights; set server.weighting=uniform",
     "all updates": "needs every client's update; set comm.reduce=gather",
-    "opacus": "needs the package opacus for its accountant: pip install opacus",
+    "opacus": "needs the package opacus for its accountant: pip install 'fl_dist[privacy]'",
 }
 
 

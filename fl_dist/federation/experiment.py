@@ -166,10 +166,16 @@ class Experiment:
             channels=self.dataset.shape[0] if self.dataset.shape else 1,
             seed=self.config.seed,
             sampling_rate=1.0 if self.schedule is not None else clients.per_round / clients.total,
+            expected_participants=self._expected_participants(index),
             client=client,
             steps=0 if client is None else self.client_data.steps(client),
             samples=0 if client is None else self.client_data.count(client),
         )
+
+    def _expected_participants(self, index: int) -> int:
+        if self.schedule is None:
+            return self.config.clients.per_round
+        return len(self.schedule[index]) if index < len(self.schedule) else 0  # the last model is published too
 
     def upload_sizes(self) -> dict[str, int]:
         """Entries of each sum that goes up: the update, the buffers, the algorithm's own."""

@@ -1,6 +1,6 @@
 """comm.reduce=gather: every client's update on rank 0, instead of their sum."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 import torch
 from torch import Tensor
@@ -9,20 +9,22 @@ from fl_dist.distributed.process_group import ProcessGroup
 
 
 def gather_updates(
-    own: Mapping[int, Tensor], assignment: Mapping[int, int], model: Tensor, group: ProcessGroup
+    own: MutableMapping[int, Tensor], assignment: Mapping[int, int], model: Tensor, group: ProcessGroup
 ) -> Tensor | None:
     """On rank 0 the updates [clients, entries] of all clients in `assignment`, in its order, in host memory.
 
-    `own`: by client, the updates of this rank; `assignment`: on rank 0, the rank of each client that was trained.
+    `own`: by client, the updates of this rank, which are then freed one by one; `assignment`: on rank 0, the rank of
+    each client that was trained.
     """
     if group.rank != 0:
         group.collectives.exchange([(own[client], 0) for client in assignment if client in own], [])
+        own.clear()
         return None
     updates = torch.empty(len(assignment), len(model), dtype=model.dtype)
     rows = dict(zip(assignment, updates, strict=True))
     group.collectives.exchange([], [(rows[client], rank) for client, rank in assignment.items() if rank != 0])
-    for client, update in own.items():
-        rows[client].copy_(update)
+    for client in list(own):
+        rows[client].copy_(own.pop(client))
     return updates
 
 

@@ -86,7 +86,7 @@ class Server:
         self._check_survivors(index, len(trained), len(assignment))
         config = self.experiment.config.server
         weights = [self.experiment.weight(client, config.weighting) for client in trained]
-        mean = self._average_updates(weights, up, updates)
+        self.update = mean = self._average_updates(weights, up, updates)  # frees that of the last round
         length = norm(mean)
         drift = _drift(weights, [report.norm for report in trained.values()], length)
         round_, algorithm = self.experiment.round(index, len(trained)), self.experiment.algorithm

@@ -24,7 +24,7 @@ import time
 import uuid
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -597,21 +597,24 @@ def read_reports(folder: Path, rank: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / f"rank{rank}.jsonl").read_text().splitlines()]
 
 
-HIDDEN, FEATURES, CLASSES, CHUNK = (1_600, 1_920), 64, 10, 1 << 15
-"""Two widths of a model, both large enough that the buffer for conversions, of CHUNK entries, has its full size."""
+HIDDEN, FEATURES, CLASSES, CHUNK = (400, 480), 256, 10, 1 << 15
+"""Two widths of a model, both large enough that the buffer for conversions, of CHUNK entries, has its full size.
+
+A hidden unit has so many parameters that its activations, 4 bytes per row of a batch, hardly count.
+"""
 
 
-def measure_peaks(folder: Path, algorithms: Sequence[str], *overrides: str) -> dict[str, tuple[float, float]]:
-    """Peak GPU memory of a worker and of rank 0, by algorithm, in bytes per additional parameter."""
+def measure_peaks(folder: Path, cases: Mapping[str, Sequence[str]]) -> dict[str, tuple[float, float]]:
+    """Peak GPU memory of a worker and of rank 0, by case (overrides), in bytes per additional parameter."""
     x, y = np.zeros((2 * CLASSES, FEATURES), np.float32), np.arange(2 * CLASSES) % CLASSES
     data = folder / "data.npz"
     np.savez(data, x_train=x, y_train=y, x_test=x[:1], y_test=y[:1], client=y % 2)
     small = [*processes.NO_WANDB, "rounds=2", f"data={{name: npz, path: {data}}}", "partition=given"]
     small += ["clients={total: 2, per_round: 2}", "checkpoint.every=0"]
-    small += ["task=classification", "local={epochs: 1, batch_size: 5}", "evaluate.batch_size=1", *overrides]
+    small += ["task=classification", "local={epochs: 1, batch_size: 5}", "evaluate.batch_size=1"]
     runs = [
-        [*small, f"algorithm.name={name}", f"model={{name: mlp, hidden: [{width}]}}", f"run.dir={folder / name}{width}"]
-        for name in algorithms
+        [*small, *overrides, f"model={{name: mlp, hidden: [{width}]}}", f"run.dir={folder / name}{width}"]
+        for name, overrides in cases.items()
         for width in HIDDEN
     ]
     codes, outputs = processes.run_ranks(2, *runs, timeout=200, SIMULATED_GPU=str(folder))
@@ -621,7 +624,7 @@ def measure_peaks(folder: Path, algorithms: Sequence[str], *overrides: str) -> d
     server, worker = (
         [(b - a) / parameters for a, b in zip(peaks[::2], peaks[1::2], strict=True)] for peaks in peaks_by_rank
     )
-    return dict(zip(algorithms, zip(worker, server, strict=True), strict=True))
+    return dict(zip(cases, zip(worker, server, strict=True), strict=True))
 
 
 def main(argv: Sequence[str]) -> int:
