@@ -70,7 +70,7 @@ def _open_ipc(file: Path) -> tuple["pa.Schema", Any]:
         reader = pa.ipc.open_file(source)
     except pa.ArrowInvalid:
         source.seek(0)
-        stream = pa.ipc.open_stream(source)
+        stream = pa.ipc.RecordBatchStreamReader(source)
         return stream.schema, lambda columns, _: (batch.select(columns) for batch in stream)
     count = reader.num_record_batches
     return reader.schema, lambda columns, _: (reader.get_batch(k).select(columns) for k in range(count))
