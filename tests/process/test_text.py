@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +19,10 @@ from fl_dist.diagnose import main as diagnose
 from fl_dist.main import main
 from tests.support import tokenizers
 from tests.support.marks import examples
-from tests.support.processes import ROOT, run_ranks
+from tests.support.processes import ROOT, environment, run, run_ranks
 from tests.support.run_folder import assert_same_run, read_records
 from tests.support.tokenizers import WORDS
+from tests.support.user_guide import TEXT, guide_snippets, write_files
 
 MODELS = """
 import torch
@@ -276,3 +278,15 @@ def test_local_files_of_other_kinds_are_refused(folder: Path, tmp_path: Path) ->
     command = arguments(folder, tmp_path / "run", "labels", "fedavg", clients=placed, data=data | {"classes": None})
     codes, outputs = run_ranks(1 + CLIENTS, command)
     assert all(codes) and "data.classes has to list all of them" in outputs[0], outputs
+
+
+def test_the_guide_works_from_an_empty_folder(tmp_path: Path) -> None:
+    write_files(tmp_path, TEXT)
+    env = environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", WANDB_MODE="disabled")
+    for command in [c for snippet in guide_snippets("sh", TEXT) for c in snippet.commands()]:
+        code, output = run(["bash", "-c", command], cwd=tmp_path, env=env)
+        assert code == 0, f"{command}\n{output}"
+    for name, lowest in (("plays", 1), ("pairs", 1)):
+        first, *_, last = read_records(tmp_path / "runs" / name)
+        assert lowest < last["test_perplexity"] < first["test_perplexity"]
+    assert read_records(tmp_path / "runs" / "reviews")[-1]["test_accuracy"] > 0.5

@@ -203,8 +203,8 @@ class TestTableErrors:
         ("changes", "settings", "expected"),
         [
             ({"label": None}, {}, "rows.parquet has no column 'label'; valid: age, height, name, site"),
-            ({}, {"label": "lable"}, "no column 'lable'; did you mean 'label'?"),
-            ({}, {"features": ["hieght"]}, "no column 'hieght'; did you mean 'height'?"),
+            ({}, {"label": "labell"}, "no column 'labell'; did you mean 'label'?"),
+            ({}, {"features": ["heightt"]}, "no column 'heightt'; did you mean 'height'?"),
             ({}, {"features": ["name"]}, "the column 'name' is string; data.features have to be columns of numbers"),
             ({}, {"client": "sites"}, "did you mean 'site'?"),
             ({"age": pa.array([None, *range(19)])}, {}, "the column 'age' has 1 missing value; fill or remove them"),
