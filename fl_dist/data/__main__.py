@@ -75,7 +75,7 @@ def _check(arguments: argparse.Namespace) -> None:
         data = datasets.build(arguments.name, settings)
     target = f" (tested on {settings['target']})" if "target" in settings else ""
     print(f"{source.title}: {describe(data)}{target}; read in {format_duration(time.monotonic() - start)}")
-    rows = len(data.x_train), len(data.x_test)
+    rows = len(data.y_train), len(data.y_test)
     if source.rows not in (None, rows):
         raise DataError(f"the published data has {source.rows[0]:,} and {source.rows[1]:,} rows; download it again")
     if source.images not in (None, sum(rows)):
@@ -84,7 +84,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def describe(data: "Dataset") -> str:
     shape = "x".join(map(str, data.shape))
-    return f"{len(data.x_train):,} training and {len(data.x_test):,} test rows of {shape}, {data.classes} classes"
+    classes = f", {data.classes} classes" if data.classes else ""
+    return f"{len(data.y_train):,} training and {len(data.y_test):,} test rows of {shape}{classes}"
 
 
 def _show(arguments: argparse.Namespace) -> None:

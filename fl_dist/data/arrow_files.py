@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SUFFIXES = (".parquet", ".arrow", ".feather")
-BATCH_ROWS = 10_000
 EXTENSION = b"ARROW:extension:name"
 
 
@@ -20,31 +19,33 @@ def read_schema(file: Path) -> "pa.Schema":
     return _open(file)[0]
 
 
-def read_batches(file: Path, columns: Sequence[str]) -> Iterator["pa.RecordBatch"]:
-    """These columns, some rows at a time; a DataError names the file and what is wrong."""
-    schema, batches = _open(file)
+def read_batches(file: Path, columns: Sequence[str], rows: int) -> Iterator["pa.RecordBatch"]:
+    """These columns, at most so many rows at a time; a DataError names the file and what is wrong."""
+    schema, read = _open(file)
     for column in columns:
-        if column not in schema.names:
-            raise DataError(f"{file} has no column {column!r}; {suggest(column, schema.names)}")
-        _check_plain(schema.field(column), file)
+        _check_column(schema, column, file)
     try:
-        for batch in batches(list(columns)):
+        for batch in read(list(columns), rows):
             batch.validate(full=True)  # a damaged file must not make us read other memory
-            yield batch
-    except _import_pyarrow().ArrowException as e:
+            yield from (batch.slice(first, rows) for first in range(0, len(batch), rows))
+    except (_import_pyarrow().ArrowException, OSError) as e:
         raise DataError(f"{file} is damaged ({error_message(e)}); write it again") from None
 
 
-def _check_plain(field: "pa.Field", file: Path) -> None:
+def _check_column(schema: "pa.Schema", column: str, file: Path) -> None:
+    places = schema.get_all_field_indices(column)
+    if not places:
+        raise DataError(f"{file} has no column {column!r}; {suggest(column, schema.names)}")
+    if len(places) > 1:
+        raise DataError(f"{file} has {len(places)} columns {column!r}; rename all but one")
+    field = schema.field(places[0])
     is_extension = isinstance(field.type, _import_pyarrow().BaseExtensionType)
     if is_extension or EXTENSION in (field.metadata or {}):
-        raise DataError(
-            f"{file}: the column {field.name!r} is of an extension type; store plain numbers, text or bytes"
-        )
+        raise DataError(f"{file}: the column {column!r} is of an extension type; store plain numbers, text or bytes")
 
 
 def _open(file: Path) -> tuple["pa.Schema", Any]:
-    """The schema, and a function that gives the batches of some columns."""
+    """The schema, and a function that gives the batches of some columns, of about so many rows."""
     pa = _import_pyarrow()
     try:
         return _open_parquet(file) if file.suffix == ".parquet" else _open_ipc(file)
@@ -57,7 +58,7 @@ def _open_parquet(file: Path) -> tuple["pa.Schema", Any]:
     import pyarrow.parquet as pq
 
     table = pq.ParquetFile(file)
-    return table.schema_arrow, lambda columns: table.iter_batches(BATCH_ROWS, columns=columns)
+    return table.schema_arrow, lambda columns, rows: table.iter_batches(rows, columns=columns)
 
 
 def _open_ipc(file: Path) -> tuple["pa.Schema", Any]:
@@ -69,10 +70,10 @@ def _open_ipc(file: Path) -> tuple["pa.Schema", Any]:
         reader = pa.ipc.open_file(source)
     except pa.ArrowInvalid:
         source.seek(0)
-        stream = pa.ipc.open_stream(source)
-        return stream.schema, lambda columns: (batch.select(columns) for batch in stream)
+        stream = pa.ipc.RecordBatchStreamReader(source)
+        return stream.schema, lambda columns, _: (batch.select(columns) for batch in stream)
     count = reader.num_record_batches
-    return reader.schema, lambda columns: (reader.get_batch(k).select(columns) for k in range(count))
+    return reader.schema, lambda columns, _: (reader.get_batch(k).select(columns) for k in range(count))
 
 
 def _import_pyarrow() -> Any:

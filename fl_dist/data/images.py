@@ -6,23 +6,36 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 from fl_dist.common.errors import DataError, error_message
 from fl_dist.common.terminal import print_progress
+from fl_dist.data.download_sources import SOURCES
 from fl_dist.data.shared_arrays import Allocate
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
+FORMATS = ("PNG", "JPEG")  # Pillow would take others by their content, such as PostScript, for which it runs a program
 CHUNK_IMAGES = 64  # decoded by a thread at a time
 MIN_IMAGES_FOR_PROGRESS = 10_000
 
 Transform = Callable[["Image"], "Image"]
+
+
+class EncodedImage(NamedTuple):
+    """The content of an image file."""
+
+    content: bytes
+    where: str
+    """Where it was read, for errors."""
+
+    def __str__(self) -> str:
+        return self.where
 
 
 def write_labelled_images(
@@ -38,8 +51,8 @@ def write_labelled_images(
     decode_images([file for file, _ in files], allocate(f"x_{split}", (len(files), *shape), np.uint8), transform, name)
 
 
-def decode_images(files: Sequence[Path | bytes], out: np.ndarray, transform: Transform, name: str) -> None:
-    """Each file, or content of one, as a row of uint8 [n, 3, H, W]; `transform` scales an image to the rows' size."""
+def decode_images(files: Sequence[Path | EncodedImage], out: np.ndarray, transform: Transform, name: str) -> None:
+    """Each file as a row of uint8 [n, 3, H, W]; `transform` scales an image to the rows' size."""
     try:
         from PIL import Image  # noqa: F401  (here, so that its absence is reported once)
     except ImportError:
@@ -51,7 +64,7 @@ def decode_images(files: Sequence[Path | bytes], out: np.ndarray, transform: Tra
     def decode_chunk(start: int) -> int:
         chunk = files[start : start + CHUNK_IMAGES]
         for row, file in enumerate(chunk, start):
-            out[row] = _read_pixels(file, row, transform, out.shape[2:], name)
+            out[row] = _read_pixels(file, transform, out.shape[2:], name)
         return len(chunk)
 
     is_quiet = not (is_long and has_terminal)
@@ -95,17 +108,17 @@ def center_crop(image: "Image", size: int) -> "Image":
     return image.crop((left, top, left + size, top + size))
 
 
-def _read_pixels(file: Path | bytes, row: int, transform: Transform, shape: tuple[int, ...], name: str) -> np.ndarray:
+def _read_pixels(file: Path | EncodedImage, transform: Transform, shape: tuple[int, ...], name: str) -> np.ndarray:
     from PIL import Image
 
-    where = f"of row {row}" if isinstance(file, bytes) else str(file)
     try:
-        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
+        with Image.open(io.BytesIO(file.content) if isinstance(file, EncodedImage) else file, formats=FORMATS) as image:
             pixels = np.asarray(transform(image.convert("RGB"))).transpose(2, 0, 1)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as e:
-        raise DataError(f"image {where} cannot be read ({error_message(e)}); fetch {name} again") from None
+        hint = f"fetch {name} again" if name in SOURCES else "replace or remove it"
+        raise DataError(f"image {file} cannot be read ({error_message(e)}); {hint}") from None
     if pixels.shape[1:] != shape:
         raise DataError(
-            f"image {where} is {pixels.shape[2]}x{pixels.shape[1]}; images of {name} are {shape[1]}x{shape[0]}"
+            f"image {file} is {pixels.shape[2]}x{pixels.shape[1]}; images of {name} are {shape[1]}x{shape[0]}"
         )
     return pixels

@@ -1,8 +1,10 @@
 """The user's own tables: Parquet and Arrow files with columns of numbers or images, labels and clients."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,11 +17,25 @@ from fl_dist.common.rows import main_tensor
 from fl_dist.data import shared_arrays
 from fl_dist.data.arrow_files import SUFFIXES, read_batches, read_schema
 from fl_dist.data.dataset import SPLITS, Dataset, dataset_from_arrays, datasets
-from fl_dist.data.images import decode_images, resize
+from fl_dist.data.images import EncodedImage, decode_images, resize
 from fl_dist.data.npz import channel_statistics
-from fl_dist.data.tables import ClassNames, TestRows, draw_test_rows, find_splits, number_clients, number_labels
+from fl_dist.data.tables import (
+    ClassNames,
+    TestRows,
+    describe_files,
+    draw_test_rows,
+    find_splits,
+    number_clients,
+    number_labels,
+    print_size,
+)
 
+BATCH_ROWS = 1000
+INDEX = re.compile(r"__index_level_\d+__")
+"""The name under which pandas stores a table's index."""
 Column = Annotated[str, Field(min_length=1)]
+Block = np.ndarray | list[EncodedImage]
+"""Rows of one split, or of several: features [n, k], or images."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +64,9 @@ def parquet(
     client: Annotated[Column | None, Field(description="column of the client of each row")] = None,
     features: Annotated[
         list[str] | None,
-        Field(description="columns of numbers, or of lists of them; null: all that are not used otherwise"),
+        Field(
+            min_length=1, description="columns of numbers, or of lists of them; null: all that are not used otherwise"
+        ),
     ] = None,
     image: Annotated[
         Column | None, Field(description="column of encoded images (PNG, JPEG), instead of features")
@@ -57,19 +75,22 @@ def parquet(
     normalise: Annotated[
         Literal["auto"] | None, Field(description="auto: mean and std of the training rows, per column or channel")
     ] = None,
-    classes: ClassNames | None = None,
+    classes: ClassNames = None,
 ) -> Dataset:
     """Tables in Parquet or Arrow files (.parquet, .arrow, .feather)."""
     files = find_splits(path, test, splits, SUFFIXES)
     sources = [file for own in files.values() for file in own]
+    if image is None and features is None and tuple(splits) != SPLITS:
+        raise DataError(
+            "data.features has to list the columns with data.local: their order must be the same everywhere"
+        )
     chosen = [] if image else _choose_features(sources[0], features, {label, client})
     settings = TableSettings(label, client, chosen, image, size, classes)
 
     def build(allocate: shared_arrays.Allocate) -> None:
         _write_tables(allocate, files, test, settings)
 
-    arrays = shared_arrays.load_or_build("parquet", sources, (settings, tuple(files), test), build)
-    arrays = {f"{x}_{split}": arrays[f"{x}_{splits[0]}"][:0] for split in SPLITS for x in "xy"} | arrays
+    arrays = shared_arrays.load_or_build("parquet", sources, (settings, describe_files(files), test), build)
     data = dataset_from_arrays(arrays, int(arrays["classes"]))
     if normalise is None:
         return data
@@ -80,12 +101,15 @@ def parquet(
 
 
 def _choose_features(file: Path, features: list[str] | None, others: set[str | None]) -> list[str]:
+    if features:
+        return features
     schema = read_schema(file)
-    if features is None:
-        features = [name for name in schema.names if name not in others and _is_numeric(schema.field(name).type)]
-    if not features:
-        raise DataError(f"{file} has no column of numbers besides {', '.join(filter(None, others))}; set data.image")
-    return features
+    names = [name for name in schema.names if name not in others and not INDEX.fullmatch(name)]
+    numbers = [name for name in names if _is_numeric(schema.field(name).type)]
+    if not numbers:
+        besides = " and ".join(sorted(filter(None, others)))
+        raise DataError(f"{file} has no column of numbers besides {besides}; set data.image, or write features to it")
+    return numbers
 
 
 def _is_numeric(kind: Any) -> bool:
@@ -101,37 +125,48 @@ def _is_list(kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Rows of one split."""
-
-    rows: np.ndarray
-    """Features [n, k], or the bytes of an image file [n]."""
-    labels: list[Any]
-    clients: list[Any]
-
-    def select(self, is_chosen: np.ndarray) -> "_Table":
-        numbers = np.flatnonzero(is_chosen)
-        labels, clients = ([own[k] for k in numbers] if own else [] for own in (self.labels, self.clients))
-        return _Table(self.rows[numbers], labels, clients)
-
-
 def _write_tables(
     allocate: shared_arrays.Allocate, files: dict[str, list[Path]], test: str | float, settings: TableSettings
 ) -> None:
-    tables = {split: _read_table(own, settings) for split, own in files.items()}
-    if isinstance(test, float):
-        is_test = draw_test_rows(len(tables["train"].rows), test)
-        tables = {"train": tables["train"].select(~is_test), "test": tables["train"].select(is_test)}
-    _write_rows(allocate, {split: table.rows for split, table in tables.items()}, settings)
-    labels = {split: table.labels for split, table in tables.items()}
+    """Labels and clients first: then it is known how many rows there are, and which of them are held out."""
+    print_size(files, "reading")
+    values = {source: _read_values(own, settings.label) for source, own in files.items()}
+    splits = {source: _split_rows(source, len(own), test) for source, own in values.items()}
+    labels = {split: _choose(values[source], mask) for source, own in splits.items() for split, mask in own.items()}
     targets, classes = _to_targets(labels, settings)
-    for split, own in targets.items():
-        allocate(f"y_{split}", own.shape, own.dtype.type)[:] = own
+    for split, target in targets.items():
+        allocate(f"y_{split}", target.shape, target.dtype.type)[:] = target
     allocate("classes", (), np.int64)[...] = classes
-    if settings.client is not None and "train" in tables:
-        clients = number_clients(tables["train"].clients, settings.client)
-        allocate("client", clients.shape, np.int64)[:] = clients
+    if settings.client is not None and "train" in files:
+        names = _choose(_read_values(files["train"], settings.client), splits["train"]["train"])
+        ids = number_clients(names, settings.client)
+        allocate("client", ids.shape, np.int64)[:] = ids
+    for source, own_files in files.items():
+        _write_rows(allocate, own_files, splits[source], settings)
+
+
+def _choose(values: list[Any], mask: np.ndarray) -> list[Any]:
+    return list(compress(values, mask.tolist()))
+
+
+def _read_values(files: Sequence[Path], column: str) -> list[Any]:
+    values = [
+        value
+        for file in files
+        for batch in read_batches(file, [column], BATCH_ROWS)
+        for value in batch.column(column).to_pylist()
+    ]
+    if not values:
+        raise DataError(f"{files[0]} has no rows; write some to it")
+    return values
+
+
+def _split_rows(source: str, rows: int, test: str | float) -> dict[str, np.ndarray]:
+    """Which rows of these files are in each split."""
+    if isinstance(test, str):
+        return {source: np.ones(rows, dtype=bool)}
+    is_test = draw_test_rows(rows, test)
+    return {"train": ~is_test, "test": is_test}
 
 
 def _to_targets(labels: dict[str, list[Any]], settings: TableSettings) -> tuple[dict[str, np.ndarray], int]:
@@ -140,47 +175,67 @@ def _to_targets(labels: dict[str, list[Any]], settings: TableSettings) -> tuple[
     return number_labels(labels, settings.label, settings.classes)
 
 
-def _write_rows(allocate: shared_arrays.Allocate, rows: dict[str, np.ndarray], settings: TableSettings) -> None:
-    for split, own in rows.items():
-        if settings.image is None:
-            allocate(f"x_{split}", own.shape, own.dtype.type)[:] = own
-        else:
-            x = allocate(f"x_{split}", (len(own), 3, settings.size, settings.size), np.uint8)
-            decode_images(own.tolist(), x, partial(resize, size=settings.size), "the table")
-
-
-def _read_table(files: Sequence[Path], settings: TableSettings) -> _Table:
-    columns = [settings.image] if settings.image else settings.features
-    others = [settings.label, *filter(None, [settings.client])]
-    blocks: list[np.ndarray] = []
-    labels: list[Any] = []
-    clients: list[Any] = []
+def _write_rows(
+    allocate: shared_arrays.Allocate, files: Sequence[Path], splits: dict[str, np.ndarray], settings: TableSettings
+) -> None:
+    """Some rows at a time, so that files may be larger than memory."""
+    arrays: dict[str, np.ndarray] = {}
+    row, written = 0, dict.fromkeys(splits, 0)
     for file in files:
-        for batch in read_batches(file, list(dict.fromkeys([*columns, *others]))):
-            blocks.append(
-                _read_images(batch, columns[0], file) if settings.image else _read_features(batch, columns, file)
-            )
-            labels += batch.column(settings.label).to_pylist()
-            clients += batch.column(settings.client).to_pylist() if settings.client else []
-    if not labels:
-        raise DataError(f"{files[0]} has no rows; write some to it")
-    if len({block.shape[1:] for block in blocks}) > 1:
-        raise DataError(f"{files[0].parent}: lists of numbers have different lengths; make them equal")
-    return _Table(np.concatenate(blocks), labels, clients)
+        for block in _read_blocks(file, settings):
+            for split, mask in splits.items():
+                chosen = np.flatnonzero(mask[row : row + len(block)])
+                if split not in arrays:
+                    shape, dtype = _row_type(block, settings)
+                    arrays[split] = allocate(f"x_{split}", (int(mask.sum()), *shape), dtype)
+                out = arrays[split][written[split] : written[split] + len(chosen)]
+                _fill(out, block, chosen, settings, file)
+                written[split] += len(chosen)
+            row += len(block)
 
 
-def _read_images(batch: Any, column: str, file: Path) -> np.ndarray:
+def _row_type(block: Block, settings: TableSettings) -> tuple[tuple[int, ...], type]:
+    if isinstance(block, np.ndarray):
+        return block.shape[1:], block.dtype.type
+    return (3, settings.size, settings.size), np.uint8
+
+
+def _fill(out: np.ndarray, block: Block, chosen: np.ndarray, settings: TableSettings, file: Path) -> None:
+    if isinstance(block, list):
+        decode_images([block[k] for k in chosen], out, partial(resize, size=settings.size), str(file))
+    elif block.shape[1:] != out.shape[1:]:
+        raise DataError(
+            f"{file}: rows have {block.shape[1]} numbers, those before them {out.shape[1]}; make them equal"
+        )
+    else:
+        out[:] = block[chosen]
+
+
+def _read_blocks(file: Path, settings: TableSettings) -> Iterator[Block]:
+    first = 1
+    for batch in read_batches(file, [settings.image] if settings.image else settings.features, BATCH_ROWS):
+        yield (
+            _read_images(batch, settings.image, file, first)
+            if settings.image
+            else _read_features(batch, settings.features, file)
+        )
+        first += len(batch)
+
+
+def _read_images(batch: Any, column: str, file: Path, first: int) -> list[EncodedImage]:
     """The encoded images; Hugging Face's datasets store each as an object with `bytes`."""
     import pyarrow.types as types
 
     array = batch.column(column)
+    nulls = array.null_count
     if types.is_struct(array.type) and "bytes" in {field.name for field in array.type}:
         array = array.field("bytes")
-    if not (types.is_binary(array.type) or types.is_large_binary(array.type)) or array.null_count:
+    if not (types.is_binary(array.type) or types.is_large_binary(array.type)):
         raise DataError(f"{file}: the column {column!r} is {array.type}; images need the bytes of a file in each row")
-    images = np.empty(len(array), object)
-    images[:] = array.to_pylist()
-    return images
+    if nulls := nulls + array.null_count:
+        what = f"has {pluralize(nulls, 'row')} without the bytes of an image"
+        raise DataError(f"{file}: the column {column!r} {what}; store the files themselves, not their paths")
+    return [EncodedImage(content, f"{file}, row {row}") for row, content in enumerate(array.to_pylist(), first)]
 
 
 def _read_features(batch: Any, columns: Sequence[str], file: Path) -> np.ndarray:
@@ -195,10 +250,11 @@ def _read_numbers(array: Any, column: str, file: Path) -> np.ndarray:
     if not _is_numeric(array.type):
         raise DataError(f"{file}: the column {column!r} is {array.type}; data.features have to be columns of numbers")
     if _is_list(array.type):
-        if len(set(array.value_lengths().to_pylist())) > 1:
+        lengths = set(array.value_lengths().to_pylist()) - {None}
+        if len(lengths) > 1:
             raise DataError(f"{file}: lists in the column {column!r} have different lengths; make them equal")
         array = array.flatten()
         nulls += array.null_count
     if nulls:
         raise DataError(f"{file}: the column {column!r} has {pluralize(nulls, 'missing value')}; fill or remove them")
-    return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(rows, -1 if rows else 1)
+    return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(rows, -1)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,25 +12,38 @@ from fl_dist.common.formatting import shorten, suggest
 from fl_dist.data import arrow_files
 
 SUFFIXES = (".jsonl", ".txt", *arrow_files.SUFFIXES)
-CHUNK_ROWS = 10_000
+CHUNK_ROWS = 1000
 FILE_COLUMN = "file"
 """The name of the row's file, without its suffix."""
 FIELD = re.compile(r"\{(\w+)\}")
 
-Table = dict[str, list[Any]]
 Document = Literal["line", "file"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Some rows of a file."""
+
+    file: Path
+    first: int
+    """The number of the first of these rows in the file, from 1."""
+    columns: dict[str, list[Any]]
+
+    def locate(self, position: int) -> str:
+        """Where one of these rows is, for an error."""
+        return f"{self.file}, row {self.first + position}"
 
 
 def read_tables(files: Iterable[Path], columns: Sequence[str], document: Document = "line") -> Iterator[Table]:
     """The columns, some rows at a time. `document`: what a row of a .txt file is."""
     inner = [column for column in columns if column != FILE_COLUMN]
     for file in files:
-        rows = 0
-        for table in _read_file(file, inner, document):
-            count = len(next(iter(table.values())))
-            rows += count
-            yield table | {FILE_COLUMN: [file.stem] * count}
-        if not rows:
+        first = 1
+        for values in _read_file(file, inner, document):
+            count = len(next(iter(values.values())))
+            yield Table(file, first, values | {FILE_COLUMN: [file.stem] * count})
+            first += count
+        if first == 1:
             raise DataError(f"{file} is empty; remove it, or write rows to it")
 
 
@@ -40,38 +54,45 @@ def template_columns(template: str) -> list[str]:
 
 def fill_template(template: str, table: Table) -> list[str]:
     """The text of each row."""
-    columns = {column: _as_texts(table[column], column) for column in template_columns(template)}
+    columns = {column: _as_texts(table, column) for column in template_columns(template)}
     if not FIELD.search(template):
         return columns[template]
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     return [FIELD.sub(lambda field, row=row: row[field[1]], template) for row in rows]  # type: ignore[misc]
 
 
-def _as_texts(values: Sequence[Any], column: str) -> list[str]:
-    for value in values:
-        if type(value) not in (str, int, float):
-            raise DataError(f"the column {column!r} holds {shorten(repr(value))}, which is no text; remove such rows")
-    return [value if isinstance(value, str) else str(value) for value in values]
+def _as_texts(table: Table, column: str) -> list[str]:
+    return [_as_text(value, column, table, position) for position, value in enumerate(table.columns[column])]
 
 
-def _read_file(file: Path, columns: list[str], document: Document) -> Iterator[Table]:
+def _as_text(value: Any, column: str, table: Table, position: int) -> str:
+    if type(value) not in (str, int, float):
+        found = shorten(repr(value))
+        raise DataError(f"{table.locate(position)}: the column {column!r} is {found}, which is no text; remove the row")
+    text = str(value)
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise DataError(f"{table.locate(position)}: the column {column!r} is no Unicode text; write the row again")
+    return text
+
+
+def _read_file(file: Path, columns: list[str], document: Document) -> Iterator[dict[str, list[Any]]]:
     if file.suffix in arrow_files.SUFFIXES:
-        return (batch.to_pydict() for batch in arrow_files.read_batches(file, columns))
+        return (batch.to_pydict() for batch in arrow_files.read_batches(file, columns, CHUNK_ROWS))
     return _read_text(file, columns, document) if file.suffix == ".txt" else _read_json_lines(file, columns)
 
 
-def _read_text(file: Path, columns: list[str], document: Document) -> Iterator[Table]:
+def _read_text(file: Path, columns: list[str], document: Document) -> Iterator[dict[str, list[Any]]]:
     for column in columns:
         if column != "text":
             raise DataError(f"{file} has no column {column!r}; a .txt file has 'text' and {FILE_COLUMN!r}")
     if document == "file":
         text = "".join(line for _, line in _read_lines(file))
         return iter([{"text": [text]}] if text.strip() else [])
-    lines = (line.rstrip("\n") for _, line in _read_lines(file) if line.strip())
+    lines = (line.rstrip("\r\n") for _, line in _read_lines(file) if line.strip())
     return ({"text": chunk} for chunk in _in_chunks(lines))
 
 
-def _read_json_lines(file: Path, columns: list[str]) -> Iterator[Table]:
+def _read_json_lines(file: Path, columns: list[str]) -> Iterator[dict[str, list[Any]]]:
     rows = (_parse_row(line, columns, f"{file}, line {number}") for number, line in _read_lines(file) if line.strip())
     for chunk in _in_chunks(rows):
         yield {column: [row[k] for row in chunk] for k, column in enumerate(columns)}
@@ -93,7 +114,7 @@ def _parse_row(line: str, columns: list[str], where: str) -> list[Any]:
 def _read_lines(file: Path) -> Iterator[tuple[int, str]]:
     """Lines with their numbers, from 1."""
     try:
-        with open(file, encoding="utf-8", newline="\n") as lines:
+        with open(file, encoding="utf-8-sig", newline="\n") as lines:
             yield from enumerate(lines, 1)
     except (OSError, UnicodeDecodeError) as e:
         raise DataError(f"{file} cannot be read ({error_message(e)}); write it as UTF-8") from None

@@ -1,24 +1,30 @@
 """Texts of files as arrays of token ids, their masks and targets."""
 
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fl_dist.common.errors import DataError
-from fl_dist.common.formatting import format_bytes, pluralize
-from fl_dist.common.terminal import print_progress
-from fl_dist.data.dataset import NOT_LEARNT, SPLITS
+from fl_dist.data.dataset import SPLITS
 from fl_dist.data.shared_arrays import Allocate
-from fl_dist.data.tables import draw_test_rows, number_clients, number_labels
+from fl_dist.data.tables import draw_test_rows, number_clients, number_labels, print_size
 from fl_dist.data.text_files import Document, Table, fill_template, read_tables, template_columns
 from fl_dist.data.tokenizer import TextTokenizer
-from fl_dist.data.tokens import Documents, count_packed, join_documents, pack, pad, pad_for_prediction
+from fl_dist.data.tokens import (
+    Documents,
+    count_packed,
+    join_documents,
+    pack,
+    pad,
+    pad_for_prediction,
+    to_documents,
+)
 
-MIN_BYTES_FOR_PROGRESS = 100e6
+GROUP_LETTERS = 2**20
+"""Of the texts that are tokenized at a time: the tokenizer needs a hundred bytes per token."""
 TENSOR_NAMES = ("input_ids", "attention_mask")
 """Those of padded rows, as models of the transformers library name them."""
 
@@ -53,9 +59,21 @@ class Texts:
     clients: list[Any]
     labels: list[Any]
 
-    def select(self, numbers: np.ndarray) -> "Texts":
-        clients, labels = ([own[k] for k in numbers] if own else [] for own in (self.clients, self.labels))
-        return Texts(self.documents.select(numbers), clients, labels)
+
+@dataclass(frozen=True)
+class Split:
+    """The texts of some files, and the numbers of those that belong to the split."""
+
+    texts: Texts
+    numbers: np.ndarray
+
+    @property
+    def labels(self) -> list[Any]:
+        return [self.texts.labels[number] for number in self.numbers]
+
+    @property
+    def clients(self) -> list[Any]:
+        return [self.texts.clients[number] for number in self.numbers]
 
 
 def write_rows(
@@ -68,104 +86,140 @@ def write_rows(
     """Arrays x and y of each split, client ids, and the numbers of classes and ids."""
     if settings.label is None and tokenizer.end is None:
         raise DataError("the tokenizer's files name no end token; set data.end to one of its tokens, such as </s>")
-    _print_size(files)
-    splits = {split: _tokenize(own, tokenizer, settings) for split, own in files.items()}
-    if isinstance(test, float):
-        is_test = draw_test_rows(len(splits["train"].documents), test)
-        splits = {s: splits["train"].select(np.flatnonzero(is_test == (s == "test"))) for s in SPLITS}
-    classes = 0
-    if settings.label is not None:
-        labels = {split: texts.labels for split, texts in splits.items()}
-        numbers, classes = number_labels(labels, settings.label, settings.classes)
-        for split, own in numbers.items():
-            allocate(f"y_{split}", own.shape, np.int64)[:] = own
-    for split, texts in splits.items():
-        write = _write_packed if settings.is_packed else _write_padded
-        write(allocate, split, texts, tokenizer.padding, settings)
+    print_size(files, "tokenizing")
+    of_test = replace(settings, client=None)  # test rows belong to no client
+    texts = {
+        split: _tokenize(own, tokenizer, settings if split == "train" else of_test) for split, own in files.items()
+    }
+    splits = _split_texts(texts, test)
+    classes = _write_labels(allocate, splits, settings)
+    write = _write_packed if settings.is_packed else _write_padded
+    for name, split in splits.items():
+        ids = number_clients(split.clients, settings.client) if settings.client and name == "train" else None
+        client = write(allocate, name, split, ids, tokenizer.padding, settings)
+        if client is not None:
+            allocate("client", client.shape, np.int64)[:] = client
     allocate("classes", (), np.int64)[...] = classes
     allocate("vocabulary", (), np.int64)[...] = tokenizer.vocabulary
 
 
-def _print_size(files: dict[str, list[Path]]) -> None:
-    size = sum(file.stat().st_size for own in files.values() for file in own)
-    if size > MIN_BYTES_FOR_PROGRESS:
-        print_progress(f"tokenizing {format_bytes(size)} of text, once on this machine", sys.stdout)
+def _split_texts(texts: dict[str, Texts], test: str | float) -> dict[str, Split]:
+    if isinstance(test, str):
+        return {split: Split(own, np.arange(len(own.documents.ends))) for split, own in texts.items()}
+    is_test = draw_test_rows(len(texts["train"].documents.ends), test)
+    return {split: Split(texts["train"], np.flatnonzero(is_test == (split == "test"))) for split in SPLITS}
+
+
+def _write_labels(allocate: Allocate, splits: dict[str, Split], settings: TextSettings) -> int:
+    """Returns the number of classes."""
+    if settings.label is None:
+        return 0
+    labels = {name: split.labels for name, split in splits.items()}
+    numbers, classes = number_labels(labels, settings.label, settings.classes)
+    for name, own in numbers.items():
+        allocate(f"y_{name}", own.shape, np.int64)[:] = own
+    return classes
 
 
 def _tokenize(files: list[Path], tokenizer: TextTokenizer, settings: TextSettings) -> Texts:
-    documents: list[tuple[np.ndarray, np.ndarray]] = []
+    parts: list[Documents] = []
     clients: list[Any] = []
     labels: list[Any] = []
     if settings.label is not None:
-        tokenizer.tokenizer.enable_truncation(settings.length)  # keeps the special tokens at both ends
+        tokenizer.truncate(settings.length)
     for table in read_tables(files, settings.columns, settings.document):
-        documents += _encode(table, tokenizer, settings)
-        clients += table[settings.client] if settings.client else []
-        labels += table[settings.label] if settings.label else []
-    return Texts(join_documents(documents), clients, labels)
+        for part, kept in _encode_table(table, tokenizer, settings):
+            parts.append(part)
+            clients += [table.columns[settings.client][row] for row in kept] if settings.client else []
+            labels += [table.columns[settings.label][row] for row in kept] if settings.label else []
+    if not sum(len(part.ends) for part in parts):
+        raise DataError(f"{files[0]} has no text: each of its rows is empty")
+    return Texts(join_documents(parts), clients, labels)
 
 
-def _encode(table: Table, tokenizer: TextTokenizer, settings: TextSettings) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The ids of each text, and which of them are learnt."""
-    encode, end = tokenizer.tokenizer.encode_batch_fast, tokenizer.end
-    if settings.answer is None:
-        for encoding in encode(fill_template(settings.text, table)):
-            ids = encoding.ids if settings.label is not None else _append_end(encoding.ids, end)
-            yield np.array(ids, np.int32), np.ones(len(ids), bool)
-        return
-    prompts = encode(fill_template(settings.prompt, table))
-    answers = encode(fill_template(settings.answer, table), add_special_tokens=False)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        first, last = _remove_end(prompt.ids, end), _append_end(answer.ids, end)
-        yield np.array(first + last, np.int32), np.arange(len(first) + len(last)) >= len(first)
+def _encode_table(
+    table: Table, tokenizer: TextTokenizer, settings: TextSettings
+) -> Iterator[tuple[Documents, list[int]]]:
+    """Documents, and the positions of their rows in the table; some at a time."""
+    texts = fill_template(settings.answer or settings.text, table)
+    prompts = fill_template(settings.prompt, table) if settings.answer else [""] * len(texts)
+    encode = _encode_for_prediction if settings.label is None else _encode_labelled
+    for rows in _group([len(text) + len(prompt) for text, prompt in zip(texts, prompts, strict=True)]):
+        part = slice(rows.start, rows.stop)
+        documents, kept = encode(texts[part], prompts[part], rows.start, table, tokenizer, settings)
+        yield documents, [rows[position] for position in kept]
 
 
-def _append_end(ids: list[int], end: int | None) -> list[int]:
-    """With the end token, unless the tokenizer has added it."""
-    assert end is not None
-    return ids if ids[-1:] == [end] else [*ids, end]
+def _encode_labelled(
+    texts: list[str], _: list[str], first: int, table: Table, tokenizer: TextTokenizer, settings: TextSettings
+) -> tuple[Documents, list[int]]:
+    ids = tokenizer.encode(texts, table.file)
+    if empty := [row for row, own in enumerate(ids, first) if not own]:
+        raise DataError(f"{table.locate(empty[0])}: the text has no token; remove the row")
+    return to_documents(ids, [0] * len(ids)), list(range(len(ids)))
 
 
-def _remove_end(ids: list[int], end: int | None) -> list[int]:
-    return ids[:-1] if ids[-1:] == [end] else ids
+def _encode_for_prediction(
+    texts: list[str], prompts: list[str], first: int, table: Table, tokenizer: TextTokenizer, settings: TextSettings
+) -> tuple[Documents, list[int]]:
+    """Without rows that are empty."""
+    has_prompts = settings.answer is not None
+    starts = tokenizer.encode_prompts(prompts, table.file) if has_prompts else [[] for _ in texts]
+    ends = tokenizer.encode_texts(texts, table.file, is_answer=has_prompts)
+    if not settings.is_packed:
+        _check_prompts(starts, first, settings.length, table)
+    ids = [start + end for start, end in zip(starts, ends, strict=True)]
+    kept = [k for k, own in enumerate(ids) if len(own) > 1 and (has_prompts or texts[k].strip())]
+    return to_documents([ids[k] for k in kept], [len(starts[k]) for k in kept]), kept
 
 
-def _write_packed(allocate: Allocate, split: str, texts: Texts, padding: int, settings: TextSettings) -> None:
-    """The texts of each client are joined, so that no row holds those of two."""
-    documents, length = texts.documents, settings.length
-    ids = number_clients(texts.clients, str(settings.client)) if texts.clients and split == "train" else None
-    ends = np.array([len(documents.ids)])
-    if ids is not None:
-        documents = documents.select(np.argsort(ids, kind="stable"))
-        ends = documents.ends[np.cumsum(np.bincount(ids)) - 1]
-    bounds = [0, *ends.tolist()]
-    counts = [count_packed(last - first, length) for first, last in zip(bounds, bounds[1:], strict=False)]
-    x = allocate(f"x_{split}", (sum(counts), length), np.int32)
-    y = allocate(f"y_{split}", (sum(counts), length), np.int64)
-    row = 0
-    for first, last, count in zip(bounds, bounds[1:], counts, strict=False):
-        rows, tokens = slice(row, row + count), slice(first, last)
-        pack(documents.ids[tokens], documents.is_learnt[tokens], x[rows], y[rows], padding)
-        row += count
-    if ids is not None:
-        allocate("client", (sum(counts),), np.int64)[:] = np.repeat(np.arange(len(counts)), counts)
+def _check_prompts(prompts: list[list[int]], first: int, length: int, table: Table) -> None:
+    for row, own in enumerate(prompts, first):
+        if len(own) > length:
+            what = f"the prompt has {len(own):,} tokens, which leaves none of {length:,} for its answer"
+            raise DataError(f"{table.locate(row)}: {what}; raise data.length, or shorten or remove the row")
 
 
-def _write_padded(allocate: Allocate, split: str, texts: Texts, padding: int, settings: TextSettings) -> None:
-    shape, types = (len(texts.documents), settings.length), (np.int32, np.bool_)
-    x, mask = (allocate(f"x_{split}.{name}", shape, kind) for name, kind in zip(TENSOR_NAMES, types, strict=True))
+def _group(letters: list[int]) -> Iterator[range]:
+    """Rows in order, together of so many letters or a single one."""
+    first = total = 0
+    for row, own in enumerate(letters):
+        if total and total + own > GROUP_LETTERS:
+            yield range(first, row)
+            first, total = row, 0
+        total += own
+    yield range(first, len(letters))
+
+
+def _write_packed(
+    allocate: Allocate, name: str, split: Split, ids: np.ndarray | None, padding: int, settings: TextSettings
+) -> np.ndarray | None:
+    """The texts of each client are joined, so that no row holds those of two. Returns the client of each row."""
+    documents, length, numbers = split.texts.documents, settings.length, split.numbers
+    groups = (
+        [numbers]
+        if ids is None
+        else np.split(numbers[np.argsort(ids, kind="stable")], np.cumsum(np.bincount(ids))[:-1])
+    )
+    tokens = documents.lengths
+    counts = [count_packed(int(tokens[group].sum()), length) for group in groups]
+    x = allocate(f"x_{name}", (sum(counts), length), np.int32)
+    y = allocate(f"y_{name}", (sum(counts), length), np.int64)
+    for group, end, count in zip(groups, np.cumsum(counts).tolist(), counts, strict=True):
+        pack(documents, group, x[end - count : end], y[end - count : end], padding)
+    return None if ids is None else np.repeat(np.arange(len(counts)), counts)
+
+
+def _write_padded(
+    allocate: Allocate, name: str, split: Split, ids: np.ndarray | None, padding: int, settings: TextSettings
+) -> np.ndarray | None:
+    """A row for each text. Returns the client of each row."""
+    documents, shape = split.texts.documents, (len(split.numbers), settings.length)
+    types = (np.int32, np.bool_)
+    x, mask = (allocate(f"x_{name}.{own}", shape, kind) for own, kind in zip(TENSOR_NAMES, types, strict=True))
     if settings.label is not None:
-        pad(texts.documents, x, mask, padding)
-        _check_rows(np.any(mask, axis=1), split, "no token; remove them")
+        pad(documents, split.numbers, x, mask, padding)
     else:
-        y = allocate(f"y_{split}", shape, np.int64)
-        pad_for_prediction(texts.documents, x, mask, y, padding)
-        advice = f"no token to learn among their first {settings.length} tokens; raise data.length or remove them"
-        _check_rows(np.any(y != NOT_LEARNT, axis=1), split, advice)
-    if texts.clients and split == "train":
-        allocate("client", shape[:1], np.int64)[:] = number_clients(texts.clients, str(settings.client))
-
-
-def _check_rows(is_good: Any, split: str, what: str) -> None:
-    if bad := np.flatnonzero(~is_good).tolist():
-        raise DataError(f"{pluralize(len(bad), 'text')} to {split} on, the first is number {bad[0] + 1}: {what}")
+        y = allocate(f"y_{name}", shape, np.int64)
+        pad_for_prediction(documents, split.numbers, x, mask, y, padding)
+    return ids

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 FILE = "tokenizer.json"
 SETTINGS_FILES = ("special_tokens_map.json", "tokenizer_config.json")
 """Either may name the special tokens; the last one decides."""
+MAX_VOCABULARY = 2**24
+"""A larger id is damage, and would size the model's first and last layer."""
+Ids = list[list[int]]
 
 
 class TextTokenizer(NamedTuple):
@@ -25,6 +29,32 @@ class TextTokenizer(NamedTuple):
     """The id after each document."""
     padding: int
     """The id that fills rows; where it is, nothing is learnt, and the attention mask is 0."""
+
+    def truncate(self, length: int) -> None:
+        """Cut texts to so many tokens, and keep the special tokens at both ends."""
+        special = self.tokenizer.num_special_tokens_to_add(is_pair=False)
+        if special >= length:
+            raise DataError(f"data.length={length} has no room for text: the tokenizer adds {special} special tokens")
+        self.tokenizer.enable_truncation(length)
+
+    def encode(self, texts: Sequence[str], file: Path, special: bool = True) -> Ids:
+        """The ids of each text, with the special tokens that the tokenizer adds."""
+        try:
+            encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=special)
+        except Exception as e:  # the library raises nothing more special
+            raise DataError(f"the tokenizer cannot take a text of {file} ({error_message(e)})") from None
+        return [encoding.ids for encoding in encodings]
+
+    def encode_texts(self, texts: Sequence[str], file: Path, is_answer: bool) -> Ids:
+        """With the end token. An answer has no special token at its start."""
+        return [
+            ids if ids[-1:] == [self.end] else [*ids, self.end]  # type: ignore[list-item]
+            for ids in self.encode(texts, file, special=not is_answer)
+        ]
+
+    def encode_prompts(self, texts: Sequence[str], file: Path) -> Ids:
+        """Without the end token, for an answer follows."""
+        return [ids[:-1] if ids[-1:] == [self.end] else ids for ids in self.encode(texts, file)]
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -41,8 +71,9 @@ def load_tokenizer(folder: Path, end: str | None) -> TextTokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
-    if not ids:
-        raise DataError(f"{folder / FILE} has an empty vocabulary")
+    vocabulary = 1 + max(ids.values(), default=-1)
+    if not 0 < vocabulary <= MAX_VOCABULARY:
+        raise DataError(f"{folder / FILE} is damaged: it has {len(ids):,} tokens with ids up to {vocabulary - 1:,}")
     named = _read_special_tokens(folder)
     end_token = end or named.get("eos_token") or named.get("sep_token")
     if end_token is not None and end_token not in ids:
@@ -51,7 +82,7 @@ def load_tokenizer(folder: Path, end: str | None) -> TextTokenizer:
         )
     end_id = None if end_token is None else ids[end_token]
     padding = ids.get(named.get("pad_token", ""), end_id or 0)
-    return TextTokenizer(tokenizer, 1 + max(ids.values()), end_id, padding)
+    return TextTokenizer(tokenizer, vocabulary, end_id, padding)
 
 
 def _read(file: Path) -> "Tokenizer":

@@ -1,7 +1,8 @@
 """Documents of tokens as rows of equal length: packed without gaps, or padded one by one."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -14,34 +15,36 @@ class Documents:
 
     ids: np.ndarray
     """int32, of all documents."""
-    is_learnt: np.ndarray
-    """bool, whether a token is to be predicted."""
     ends: np.ndarray
     """int64, where each document ends."""
+    prompts: np.ndarray
+    """int64, how many tokens at the start of each document are not to be predicted."""
 
-    def __len__(self) -> int:
-        return len(self.ends)
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.ends, prepend=0)
 
-    def spans(self) -> list[slice]:
-        """Where each document is."""
-        return [
-            slice(first, last) for first, last in zip([0, *self.ends[:-1].tolist()], self.ends.tolist(), strict=True)
-        ]
-
-    def select(self, numbers: Sequence[int] | np.ndarray) -> "Documents":
-        """These documents, in this order."""
-        spans = self.spans()
-        chosen = [spans[number] for number in numbers]
-        return join_documents((self.ids[span], self.is_learnt[span]) for span in chosen)
+    def select(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+        """Ids and length of the prompt of these documents, in this order."""
+        for number in numbers.tolist():
+            first = self.ends[number - 1] if number else 0
+            yield self.ids[first : self.ends[number]], int(self.prompts[number])
 
 
-def join_documents(documents: Iterable[tuple[np.ndarray, np.ndarray]]) -> Documents:
-    """From the ids of each, and whether they are learnt."""
-    pairs = list(documents)
-    ends = np.cumsum([len(ids) for ids, _ in pairs], dtype=np.int64)
-    ids = np.concatenate([ids for ids, _ in pairs]) if pairs else np.empty(0, np.int32)
-    is_learnt = np.concatenate([learnt for _, learnt in pairs]) if pairs else np.empty(0, bool)
-    return Documents(ids, is_learnt, ends)
+def to_documents(ids: Sequence[Sequence[int]], prompts: Sequence[int]) -> Documents:
+    """From the ids of each, and the lengths of their prompts."""
+    ends = np.cumsum([len(own) for own in ids], dtype=np.int64)
+    return Documents(np.array(list(chain.from_iterable(ids)), np.int32), ends, np.array(prompts, np.int64))
+
+
+def join_documents(parts: Sequence[Documents]) -> Documents:
+    """Those of the first part, then those of the second, and so on."""
+    firsts = np.cumsum([0, *(len(part.ids) for part in parts)])
+    return Documents(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.ends + first for part, first in zip(parts, firsts, strict=False)]),
+        np.concatenate([part.prompts for part in parts]),
+    )
 
 
 def count_packed(tokens: int, length: int) -> int:
@@ -49,29 +52,33 @@ def count_packed(tokens: int, length: int) -> int:
     return -(-max(0, tokens - 1) // length)
 
 
-def pack(ids: np.ndarray, is_learnt: np.ndarray, x: np.ndarray, y: np.ndarray, padding: int) -> None:
-    """Fill rows with one text. Each token but the first is a target once.
+def pack(documents: Documents, numbers: np.ndarray, x: np.ndarray, y: np.ndarray, padding: int) -> None:
+    """Fill rows with these documents as one stream. Each of its tokens but the first is a target once, or in a prompt.
 
     The rest of the last row is padding behind the text, which a causal model does not see.
     """
-    inputs, targets, used = x.reshape(-1), y.reshape(-1), max(0, len(ids) - 1)
-    inputs[:used], inputs[used:] = ids[:-1], padding
-    targets[:used], targets[used:] = np.where(is_learnt, ids, NOT_LEARNT)[1:], NOT_LEARNT
+    stream, learnt, end = np.full(x.size + 1, padding, x.dtype), np.full(y.size + 1, NOT_LEARNT, x.dtype), 0
+    for ids, prompt in documents.select(numbers):
+        first, end = end, end + len(ids)
+        stream[first:end], learnt[first + prompt : end] = ids, ids[prompt:]
+    stream[end - 1] = padding  # the last token predicts none
+    x.reshape(-1)[:], y.reshape(-1)[:] = stream[:-1], learnt[1:]
 
 
-def pad(documents: Documents, x: np.ndarray, mask: np.ndarray, padding: int) -> None:
-    """A row for each document; what is longer is cut off."""
+def pad(documents: Documents, numbers: np.ndarray, x: np.ndarray, mask: np.ndarray, padding: int) -> None:
+    """A row for each of these documents; what is longer is cut off."""
     x[:], mask[:] = padding, False
-    for row, valid, span in zip(x, mask, documents.spans(), strict=True):
-        ids = documents.ids[span][: len(row)]
-        row[: len(ids)], valid[: len(ids)] = ids, True
+    for row, valid, (ids, _) in zip(x, mask, documents.select(numbers), strict=True):
+        used = min(len(ids), len(row))
+        row[:used], valid[:used] = ids[:used], True
 
 
-def pad_for_prediction(documents: Documents, x: np.ndarray, mask: np.ndarray, y: np.ndarray, padding: int) -> None:
+def pad_for_prediction(
+    documents: Documents, numbers: np.ndarray, x: np.ndarray, mask: np.ndarray, y: np.ndarray, padding: int
+) -> None:
     """The same, with the token after each as its target; so the last one is no input."""
     x[:], mask[:], y[:] = padding, False, NOT_LEARNT
-    for row, valid, target, span in zip(x, mask, y, documents.spans(), strict=True):
-        ids, is_learnt = documents.ids[span][: len(row) + 1], documents.is_learnt[span][: len(row) + 1]
-        used = len(ids) - 1
-        row[:used], valid[:used] = ids[:-1], True
-        target[:used] = np.where(is_learnt[1:], ids[1:], NOT_LEARNT)
+    for row, valid, target, (ids, prompt) in zip(x, mask, y, documents.select(numbers), strict=True):
+        used, skipped = min(len(ids) - 1, len(row)), max(prompt, 1)
+        row[:used], valid[:used] = ids[:used], True
+        target[skipped - 1 : used] = ids[skipped : used + 1]

@@ -19,6 +19,7 @@ CALLBACKS = (TUTORIALS / "callback.md",)
 NEW_ALGORITHM = (TUTORIALS / "algorithm.md",)
 PYTHON = (ROOT / "docs" / "how-to" / "python.md",)
 PROCESS_PER_CLIENT = (ROOT / "docs" / "how-to" / "process-per-client.md",)
+TEXT = (ROOT / "docs" / "how-to" / "text.md",)
 OPTIMIZERS = (ROOT / "docs" / "how-to" / "optimizers.md",)
 
 
@@ -28,7 +29,7 @@ def guide_snippets(language: str, guide: Sequence[Path] = GUIDE) -> list[Snippet
 
 def needs_user_files(snippet: Snippet) -> bool:
     """Whether the block needs files of the reader; these documents have their own tests."""
-    return snippet.document in (*GUIDE, *CALLBACKS, *NEW_ALGORITHM, *PYTHON, *PROCESS_PER_CLIENT, *OPTIMIZERS)
+    return snippet.document in (*GUIDE, *CALLBACKS, *NEW_ALGORITHM, *PYTHON, *PROCESS_PER_CLIENT, *TEXT, *OPTIMIZERS)
 
 
 def snippet_file_name(snippet: Snippet) -> str | None:
