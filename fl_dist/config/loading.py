@@ -332,7 +332,8 @@ def _explain(
     if error["type"] == "extra_forbidden" and key in RENAMED_KEYS:
         return f"{key} is now {RENAMED_KEYS[key]} {source}"
     if error["type"] == "extra_forbidden":
-        return f"unknown key {key} {source}; {suggest(str(location[-1]), [*_siblings(schema, location), *common])}"
+        siblings = [*_siblings(schema, location), *(common if len(location) == 1 else ())]
+        return f"unknown key {key} {source}; {suggest(str(location[-1]), siblings)}"
     if error["type"] == "missing":
         return f"missing key {key}: {_dotted(path) or 'the configuration'} needs it"
     return f"{key} {source}: {error['msg'][0].lower()}{error['msg'][1:]}, got {shorten(repr(error['input']))}"

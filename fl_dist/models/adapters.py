@@ -1,6 +1,5 @@
 """Low-rank adapters of the package peft on a language model; LoRA: Hu et al. (2022)."""
 
-import warnings
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,9 +38,7 @@ def add_adapters(network: Any, lora: Lora, kind: str) -> Any:
         task_type=kind, r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=lora.targets
     )
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # which way round a layer holds its weights is found out by itself
-            adapted = peft.get_peft_model(network, config)
+        adapted = peft.get_peft_model(network, config)
     except ValueError as error:
         raise ModelError(
             f"model.lora: {error_message(error)}; set model.lora.targets: {_list_layers(network)}"
@@ -54,11 +51,9 @@ def add_adapters(network: Any, lora: Lora, kind: str) -> Any:
 
 def file_names(adapted: Any) -> dict[str, str]:
     """The names of the adapter's tensors in peft's files, and in the network."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        names: dict[str, str] = _import_peft().get_peft_model_state_dict(
-            adapted, {name: name for name in adapted.state_dict()}, save_embedding_layers=False
-        )
+    names: dict[str, str] = _import_peft().get_peft_model_state_dict(
+        adapted, {name: name for name in adapted.state_dict()}, save_embedding_layers=False
+    )
     return names
 
 

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fl_dist.common.errors import ModelError
+from fl_dist.common.errors import ModelError, error_message
 from fl_dist.models.adapters import Lora, add_adapters, file_names, write_adapter
 from fl_dist.models.base import PretrainedModule, models
 from fl_dist.models.transformers_files import Dtype, Source, build_config, load_network, quiet_library, read_source
@@ -86,7 +86,7 @@ def transformers(
             network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if lora is not None:
             network = add_adapters(network, lora, "CAUSAL_LM" if per_token else "SEQ_CLS")
-    return Transformer(network, source, None if per_token else network.config.pad_token_id, lora is not None)
+        return Transformer(network, source, None if per_token else network.config.pad_token_id, lora is not None)
 
 
 def _build_network(library: Any, source: Source, outputs: int, vocabulary: int, per_token: bool, dtype: Dtype) -> Any:
@@ -106,7 +106,10 @@ def _build_network(library: Any, source: Source, outputs: int, vocabulary: int, 
     auto = library.AutoModelForCausalLM if per_token else library.AutoModelForSequenceClassification
     if source.folder is not None:
         return load_network(library, auto, config, source.folder, dtype, has_new_head=not per_token)
-    return auto.from_config(config, dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32)
+    try:
+        return auto.from_config(config, dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32)
+    except Exception as error:
+        raise ModelError(f"{source.where} cannot be built: {error_message(error)}") from error
 
 
 def _check_kind(library: Any, config: Any, source: Source, per_token: bool) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -53,7 +54,9 @@ def quiet_library() -> Iterator[Any]:
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:
-        yield transformers
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield transformers
     finally:
         log.set_verbosity(level)
         if has_bars:

@@ -16,6 +16,8 @@ from fl_dist.common.paths import expand_path
 from fl_dist.models.base import PretrainedModule
 
 T = TypeVar("T")
+MAX_LISTED_LENGTH = 140
+"""Letters of names in a message."""
 
 
 def load_init(module: nn.Module, path: str | Path) -> None:
@@ -120,5 +122,8 @@ def _check_names(path: str | Path, missing: set[str], unexpected: set[str]) -> N
 
 
 def _list_names(names: set[str], limit: int = 5) -> str:
-    shown = [repr(name) for name in sorted(names)[:limit]]
+    """Some of them; of very long ones fewer."""
+    ordered = sorted(names)
+    limit = max(1, min(limit, MAX_LISTED_LENGTH // len(max(ordered, key=len, default="-"))))
+    shown = [repr(name) for name in ordered[:limit]]
     return ", ".join(shown) + (f" and {len(names) - limit} more" if len(names) > limit else "")
