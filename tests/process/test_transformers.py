@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from fl_dist.main import main
 from tests.support.language_models import GPT2, LLAMA, LORA, own_model_arguments, run_arguments, write_model
-from tests.support.processes import ROOT, run_ranks
+from tests.support.processes import run_ranks
 from tests.support.run_folder import assert_same_run, read_records
 
 METHODS = ("fedsam", "fedgmt", "scaffold")
@@ -39,15 +39,16 @@ def test_any_layout_and_a_kill_give_the_bits_of_one_process(cases: dict[str, lis
     assert not any(codes) and "resuming after round" in outputs[0], outputs
     for name in cases:
         assert_same_run(tmp_path / "three" / name, tmp_path / "one" / name)
-    adapters = {
-        (tmp_path / layout / "half/adapter/adapter_model.safetensors").read_bytes() for layout in ("one", "three")
-    }
-    assert len(adapters) == 1
+    files = (tmp_path / layout / "half" / "adapter" / "adapter_model.safetensors" for layout in ("one", "three"))
+    assert len({file.read_bytes() for file in files}) == 1
 
 
-def test_a_users_own_gpt2_with_adapters_of_peft_sends_only_these(tmp_path: Path) -> None:
+def test_a_users_own_gpt2_with_adapters_of_peft_sends_only_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     runs = [own_model_arguments(tmp_path, f"algorithm={name}", f"run.dir={tmp_path / name}") for name in METHODS]
-    codes, outputs = run_ranks(3, *runs, PYTHONPATH=f"{ROOT}:{tmp_path}")
+    codes, outputs = run_ranks(3, *runs)
     assert not any(codes), outputs
     for name in METHODS:
         records, final = read_records(tmp_path / name), load_file(tmp_path / name / "model.safetensors")
