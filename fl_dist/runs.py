@@ -192,7 +192,9 @@ class Run:
 
     def _module(self, for_training: bool = False) -> nn.Module:
         config, facts = self._validated, self._facts
-        interface = ModelInterface(tuple(facts["shape"]), facts["outputs"], facts["vocabulary"])
+        interface = ModelInterface(
+            tuple(facts["shape"]), facts["outputs"], facts["vocabulary"], facts.get("per_token", False)
+        )
         with torch.random.fork_rng(devices=[]):
             seed_global(torch_seed(config.seed, "model"), torch.device("cpu"))
             # The file of a finished run holds all weights: the other files need not exist any more.

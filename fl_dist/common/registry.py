@@ -30,6 +30,12 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a key holds, or may hold."""
+    kinds = [annotation, *typing.get_args(annotation)]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
 class UnknownNameError(UserError):
     """No builder of that name."""
 

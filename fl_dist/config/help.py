@@ -17,7 +17,7 @@ from fl_dist.algorithms import parts
 from fl_dist.callbacks import callbacks
 from fl_dist.common.files import write_atomically
 from fl_dist.common.key_listing import KEY_LISTING
-from fl_dist.common.registry import Registry
+from fl_dist.common.registry import Registry, section_of
 from fl_dist.config.arguments import add_search_paths, split_arguments
 from fl_dist.config.overrides import merge_overrides
 from fl_dist.config.schema import BUILDER_SECTIONS, COMMON_KEYS, CallbackKeys, Config, DiagnosticKeys
@@ -109,12 +109,12 @@ class KeyInfo(NamedTuple):
 def list_keys(schema: type[BaseModel], prefix: str = "") -> Iterator[KeyInfo]:
     """Every key of a section, also those of the sections in it."""
     for name, field in schema.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from list_keys(kind, f"{prefix}{name}.")
-        else:
+        kind, section = field.annotation, section_of(field.annotation)
+        if section is not kind or section is None:
             default = "required" if field.default is PydanticUndefined else _format_default(field.default)
             yield KeyInfo(f"{prefix}{name}", type_name(kind), default, field.description or "")
+        if section is not None:
+            yield from list_keys(section, f"{prefix}{name}.")
 
 
 def _key_lines(schema: type[BaseModel], prefix: str, indent: str = "") -> Iterator[str]:
@@ -139,7 +139,7 @@ def type_name(kind: Any) -> str:
         return f"[{type_name(inner[0])}]"
     if origin is tuple:
         return f"[{', '.join(map(type_name, inner))}]"
-    if origin is dict:
+    if origin is dict or section_of(kind) is not None:
         return "mapping"
     names = {types.NoneType: "null", str: "text", bool: "true|false", Any: "any"}
     return names.get(kind, getattr(kind, "__name__", str(kind)))

@@ -19,7 +19,7 @@ from fl_dist.common.formatting import shorten, suggest
 from fl_dist.common.hook_contract import HookContractError
 from fl_dist.common.imports import UserImportError, is_import_path
 from fl_dist.common.paths import expand_path
-from fl_dist.common.registry import BuilderError, Registry, UnknownNameError
+from fl_dist.common.registry import BuilderError, Registry, UnknownNameError, section_of
 from fl_dist.common.yaml_reader import read_yaml
 from fl_dist.config.optimizer_keys import check_optimizer_keys, neutral_keys
 from fl_dist.config.overrides import NO_SOURCES, KeyPath, Sources, expand_names, merge_overrides, source_of
@@ -338,7 +338,8 @@ def _explain(
     if error["type"] == "extra_forbidden" and key in RENAMED_KEYS:
         return f"{key} is now {RENAMED_KEYS[key]} {source}"
     if error["type"] == "extra_forbidden":
-        return f"unknown key {key} {source}; {suggest(str(location[-1]), [*_siblings(schema, location), *common])}"
+        siblings = [*_siblings(schema, location), *(common if len(location) == 1 else ())]
+        return f"unknown key {key} {source}; {suggest(str(location[-1]), siblings)}"
     if error["type"] == "missing":
         return f"missing key {key}: {_dotted(path) or 'the configuration'} needs it"
     return f"{key} {source}: {error['msg'][0].lower()}{error['msg'][1:]}, got {shorten(repr(error['input']))}"
@@ -347,8 +348,8 @@ def _explain(
 def _siblings(schema: type[BaseModel], location: KeyPath) -> list[str]:
     """The keys that are valid where an unknown one stands."""
     for step in location[:-1]:
-        inner = schema.model_fields[step].annotation if step in schema.model_fields else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        inner = section_of(schema.model_fields[step].annotation) if step in schema.model_fields else None
+        if inner is None:
             return []
         schema = inner
     return list(schema.model_fields)

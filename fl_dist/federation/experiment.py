@@ -14,6 +14,7 @@ from fl_dist.common.randomness import seed_global, torch_seed
 from fl_dist.config import Config, read_schedule
 from fl_dist.data.augmentation import augmentations
 from fl_dist.data.dataset import fill_empty_splits
+from fl_dist.distributed.bf16 import ensure_cpu_has_bf16
 from fl_dist.distributed.memory import max_row_bytes
 from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation import sampling
@@ -51,7 +52,7 @@ class Experiment:
         augment = augmentations.build(config.augment["name"], _settings(config.augment))
         self._max_row_bytes = max_row_bytes(config.topology, device, 1 if group is None else group.ranks_on_node)
         self.client_data = ClientData(self.client_rows, self.task, augment, config.local, device, self._max_row_bytes)
-        self.model = FlatModel(self._build_module(self.config.model))
+        self.model = FlatModel(self._build_module(self.config.model).to(device))
         check_buffers(config, self.algorithm, self.model)
         self.eval_model = self._build_eval_model()
         """The same network for teachers and evaluation; it has no vector of its own."""
@@ -79,7 +80,8 @@ class Experiment:
         data = build_data(self.config, group)
         checked = fill_empty_splits(data)
         check_data(self.config, self.task, checked, self.algorithm)
-        interface = ModelInterface(checked.shape, self.task.outputs(checked), checked.vocabulary_size)
+        vocabulary, per_token = checked.vocabulary_size, self.task.per_token
+        interface = ModelInterface(checked.shape, self.task.outputs(checked), vocabulary, per_token)
         if self.config.data["local"] and group is not None:
             return gather_local_rows(self.config, data, interface, group), interface
         return divide_rows(self.config, data, group), interface
@@ -104,15 +106,20 @@ class Experiment:
         local = self.config.local
         # Compilers know no kernels of oneDNN's layouts.
         module = build_model(section, self.model_interface, DTYPES[local.precision], for_training=not local.compile)
-        return module.to(self.device)
+        if self.device.type == "cpu" and any(p.dtype == torch.bfloat16 for p in module.parameters()):
+            ensure_cpu_has_bf16()
+        return module
 
     def _build_eval_model(self) -> FlatModel:
         """Weights come from the model that is there already: files of weights are read once."""
         module = self._build_module({**self.config.model, "init": None, "pretrained": None})
-        module.load_state_dict(self.model.module.state_dict())
-        model = FlatModel(module, self.model)
-        model.share_frozen(self.model)
-        return model
+        self.model.share_frozen(module)
+        module.to(self.device)
+        # What is trained comes with the vector.
+        parameters = dict(self.model.module.named_parameters(remove_duplicate=False))
+        rest = {name: value for name, value in self.model.module.state_dict().items() if name not in parameters}
+        module.load_state_dict(rest, strict=False)
+        return FlatModel(module, self.model)
 
     def take_server_vars(self) -> Vars:
         """The server's first variables, once: a rank that is not the server drops them."""

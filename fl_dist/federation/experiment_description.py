@@ -12,7 +12,7 @@ from fl_dist.common.imports import hash_sources
 from fl_dist.common.rows import main_tensor
 from fl_dist.config import user_import_paths
 from fl_dist.federation.experiment import Experiment
-from fl_dist.models import describe_pretrained
+from fl_dist.models import PretrainedModule, describe_pretrained
 from fl_dist.storage.run_folder import CODE
 
 MAX_CLASS_COUNTS = 200_000
@@ -26,6 +26,7 @@ class DataFacts:
     shape: list[int]
     outputs: int
     vocabulary: int
+    per_token: bool
     bytes: bool
     """Whether its rows are bytes, which are divided by 255."""
     mean: tuple[float, ...]
@@ -54,9 +55,10 @@ def describe(experiment: Experiment) -> list[str]:
 
 
 def describe_weights(experiment: Experiment) -> list[str]:
-    """What was taken from a file of pretrained weights."""
-    pretrained = experiment.config.model["pretrained"]
-    return [] if pretrained is None else [describe_pretrained(experiment.model.module, pretrained)]
+    """Where weights come from, other than from the seed."""
+    module, pretrained = experiment.model.module, experiment.config.model["pretrained"]
+    origin = [module.origin] if isinstance(module, PretrainedModule) and module.origin else []
+    return origin + ([] if pretrained is None else [describe_pretrained(module, pretrained)])
 
 
 def describe_assumptions(experiment: Experiment) -> list[str]:
@@ -88,10 +90,10 @@ def client_class_counts(experiment: Experiment) -> dict[str, Any]:
 
 
 def data_facts(experiment: Experiment) -> DataFacts:
-    shape, outputs, vocabulary = experiment.model_interface
+    shape, outputs, vocabulary, per_token = experiment.model_interface
     data, metric = experiment.dataset, experiment.task.primary_metric._asdict()
     is_bytes = main_tensor(data.x_train).dtype == torch.uint8
-    return DataFacts(list(shape), outputs, vocabulary, is_bytes, data.mean, data.std, metric)
+    return DataFacts(list(shape), outputs, vocabulary, per_token, is_bytes, data.mean, data.std, metric)
 
 
 def content_hashes(experiment: Experiment) -> dict[str, str]:

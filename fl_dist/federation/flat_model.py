@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fl_dist.common.errors import ModelError
+from fl_dist.models import PretrainedModule
 
 ALIGNMENT = 64
 COUNT = 2.0**20
@@ -63,11 +64,17 @@ class FlatModel:
         for module in self._frozen_norms.values():
             module.eval()
 
-    def share_frozen(self, other: "FlatModel") -> None:
-        """Use the other model's memory for frozen parameters."""
-        for name, tensor in dict(self.module.named_parameters()).items():
-            if name in other.frozen:
-                tensor.data = other.frozen[name]
+    def share_frozen(self, module: nn.Module) -> None:
+        """Let another module of the same names use the memory of the frozen parameters."""
+        for name, tensor in module.named_parameters():
+            if name in self.frozen:
+                tensor.data = self.frozen[name]
+
+    @property
+    def saved(self) -> dict[str, Tensor]:
+        """What is frozen and belongs to the file of the model; the rest is in files of the user's."""
+        external = self.module.external if isinstance(self.module, PretrainedModule) else ()
+        return {name: tensor for name, tensor in self.frozen.items() if name not in external}
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """The vector's pieces in the shapes of the parameters, created once per vector."""

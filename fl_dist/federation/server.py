@@ -58,7 +58,7 @@ class Server:
     def named_model(self) -> dict[str, Tensor]:
         """The global model by parameter name: copies in host memory."""
         model = self.experiment.model
-        named = model.named(self.vars.x) | model.buffers.named(self.buffers) | model.frozen
+        named = model.named(self.vars.x) | model.buffers.named(self.buffers) | model.saved
         return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in named.items()}
 
     def assign(self, cohort: list[int], homes: dict[int, int]) -> dict[int, int]:

@@ -34,6 +34,7 @@ from fl_dist.federation.uplink import ClientReport, Uplink
 from fl_dist.metrics.file import MetricsFile
 from fl_dist.metrics.record import RoundRecord
 from fl_dist.metrics.summary import Summary, server_load, summarize
+from fl_dist.models import PretrainedModule
 from fl_dist.storage.checkpoint import Checkpoint, read_server
 from fl_dist.storage.checkpoint_writer import CheckpointWriter
 from fl_dist.storage.run_folder import METRICS, MODEL, SUMMARY, RunFolder
@@ -217,7 +218,7 @@ class ServerLoop:
         self._complete_pending()
         records = self.report_completed()
         if self.is_finished:
-            write_atomically(self.folder.path / MODEL, save(self.server.named_model()))
+            self._write_model()
         summary = self._write_summary()
         with contextlib.ExitStack() as stack:  # all of them, also if one fails
             stack.callback(self._wandb.on_run_end, summary, self.context)
@@ -228,6 +229,12 @@ class ServerLoop:
                 self._call_listed(record)
         if not self.is_finished:
             write_line(f"interrupted after round {self.records[-1].round}; start it again to resume")
+
+    def _write_model(self) -> None:
+        tensors, module = self.server.named_model(), self.experiment.model.module
+        if isinstance(module, PretrainedModule):
+            module.export(self.folder.path, tensors)
+        write_atomically(self.folder.path / MODEL, save(tensors))  # the last file: with it the run is finished
 
     def _write_summary(self) -> Summary:
         evaluate, metric = self.experiment.config.evaluate, self.context.primary_metric

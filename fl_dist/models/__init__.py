@@ -3,11 +3,11 @@
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fl_dist.common.errors import ModelError
 from fl_dist.common.registry import import_submodules
-from fl_dist.models.base import models
+from fl_dist.models.base import PretrainedModule, models
 from fl_dist.models.blocks import split_off_dense
 from fl_dist.models.compiled import CompiledModule, describe_compile_error
 from fl_dist.models.kernels import allow_first_order_kernels, differentiable_rnn, second_order
@@ -16,6 +16,7 @@ from fl_dist.models.weights import describe_pretrained, freeze_except, load_init
 import_submodules(__name__)
 __all__ = [
     "CompiledModule",
+    "PretrainedModule",
     "allow_first_order_kernels",
     "build_model",
     "describe_compile_error",
@@ -34,6 +35,8 @@ class ModelInterface(NamedTuple):
     """Of one row of the data."""
     outputs: int
     vocabulary: int = 0
+    per_token: bool = False
+    """Whether `outputs` are those of each token of a row, not of the row."""
 
 
 def build_model(
@@ -46,15 +49,26 @@ def build_model(
     settings = dict(section)
     name, init, pretrained, train = (settings.pop(key, None) for key in ("name", "init", "pretrained", "train"))
     supplied = interface._asdict() | {"classes": interface.outputs}
-    module = models.build(name, settings, **supplied).to(dtype)
+    module = models.build(name, settings, **supplied)
+    if train is not None:
+        freeze_except(module, train)
+    _convert(module, dtype)
     if pretrained is not None and init is not None:
         raise ModelError("model.init holds every parameter: set either that or model.pretrained")
     if pretrained is not None:
         load_pretrained(module, pretrained)
     if init is not None:
         load_init(module, init)
-    if train is not None:
-        freeze_except(module, train)
     if for_training:
         allow_first_order_kernels(module)
     return module
+
+
+def _convert(module: nn.Module, dtype: torch.dtype) -> None:
+    """To the type of training; frozen parameters in half precision, such as those under adapters, stay as they are."""
+
+    def convert(tensor: Tensor) -> Tensor:
+        is_half = isinstance(tensor, nn.Parameter) and not tensor.requires_grad and tensor.dtype.itemsize < 4
+        return tensor if is_half or not tensor.is_floating_point() else tensor.to(dtype)
+
+    module._apply(convert)

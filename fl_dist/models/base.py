@@ -1,14 +1,33 @@
 """The registry of models."""
 
-from torch import nn
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from torch import Tensor, nn
 
 from fl_dist.common.errors import ModelError
 from fl_dist.common.registry import Registry
 
 # `outputs` is how many numbers the module has to return for a row (classes, targets) or a token (the vocabulary);
 # `classes` is the same number under the name that a classifier would use. Rows of ids have 0 to `vocabulary` - 1; it is
-# 0 for numbers.
-models: Registry[nn.Module] = Registry("model", nn.Module, supplied=("shape", "outputs", "classes", "vocabulary"))
+# 0 for numbers. `per_token`: whether the outputs are those of each token of a row.
+models: Registry[nn.Module] = Registry(
+    "model", nn.Module, supplied=("shape", "outputs", "classes", "vocabulary", "per_token")
+)
+
+
+class PretrainedModule(nn.Module):
+    """The base of modules that share files with another package."""
+
+    origin = ""
+    """Where weights come from, in a line."""
+    external: Collection[str] = ()
+    """Names of frozen parameters that are in files of the user's, and so not in those of a run."""
+    file_names: Mapping[str, str] = {}
+    """Names in the other package's files, and what they are called here; model.init and model.pretrained know both."""
+
+    def export(self, folder: Path, tensors: dict[str, Tensor]) -> None:
+        """Write the final parameters and buffers, `tensors` by name, to the run folder as the other package does."""
 
 
 def require_images(name: str, shape: tuple[int, ...], min_pixels: int = 1, instead: str = "mlp") -> None:

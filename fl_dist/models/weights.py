@@ -3,6 +3,7 @@
 import fnmatch
 import os
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,12 +13,17 @@ from torch import Tensor, nn
 from fl_dist.common.errors import ModelError
 from fl_dist.common.formatting import shorten, suggest
 from fl_dist.common.paths import expand_path
+from fl_dist.models.base import PretrainedModule
+
+T = TypeVar("T")
+MAX_LISTED_LENGTH = 140
+"""Letters of names in a message."""
 
 
 def load_init(module: nn.Module, path: str | Path) -> None:
     """Copy parameters by name from a .safetensors file into the module; buffers too, if the file has them."""
-    tensors = _read("model.init", expand_path(path))
-    parameters = dict(module.named_parameters())
+    tensors = _read("model.init", expand_path(path), module)
+    parameters = _own(module, dict(module.named_parameters()))
     known = parameters | dict(module.named_buffers())
     _check_names(path, missing=parameters.keys() - tensors, unexpected=tensors.keys() - known)
     for name, tensor in tensors.items():
@@ -32,7 +38,7 @@ def load_init(module: nn.Module, path: str | Path) -> None:
 
 def load_pretrained(module: nn.Module, path: str | Path) -> None:
     """Copy the tensors that match by name and shape; the rest keeps its initial values."""
-    tensors, known = _read("model.pretrained", expand_path(path)), module.state_dict()
+    tensors, known = _read("model.pretrained", expand_path(path), module), _own(module, module.state_dict())
     matching = {name: t for name, t in tensors.items() if name in known and t.shape == known[name].shape}
     if not matching:
         raise ModelError(
@@ -45,9 +51,10 @@ def load_pretrained(module: nn.Module, path: str | Path) -> None:
 
 def describe_pretrained(module: nn.Module, path: str | Path) -> str:
     """How much of the module comes from a file of pretrained weights, as a sentence; only its header is read."""
-    known = module.state_dict()
+    known = _own(module, module.state_dict())
     with safe_open(expand_path(path), "pt") as file:
         shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    shapes = _rename(module, shapes)
     matching = {name for name, shape in shapes.items() if name in known and shape == list(known[name].shape)}
     copied, size = (sum(known[name].numel() for name in names) for names in (matching, known))
     fresh = _list_names(known.keys() - matching)
@@ -84,11 +91,23 @@ def freeze_except(module: nn.Module, patterns: list[str]) -> None:
             parameters[name].requires_grad_()
 
 
-def _read(key: str, path: Path) -> dict[str, Tensor]:
+def _own(module: nn.Module, tensors: dict[str, T]) -> dict[str, T]:
+    """Without those that are in other files of the user's."""
+    external = module.external if isinstance(module, PretrainedModule) else ()
+    return {name: tensor for name, tensor in tensors.items() if name not in external}
+
+
+def _rename(module: nn.Module, values: dict[str, T]) -> dict[str, T]:
+    """By the names in the module, from those of another package's files."""
+    names = module.file_names if isinstance(module, PretrainedModule) else {}
+    return {names.get(name, name): value for name, value in values.items()}
+
+
+def _read(key: str, path: Path, module: nn.Module) -> dict[str, Tensor]:
     if not os.path.isfile(path):
         raise ModelError(f"{key} {shorten(path)} does not exist; set it to a .safetensors file, or to null")
     try:
-        return load_file(path)
+        return _rename(module, load_file(path))
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"{key} {path} is not a readable .safetensors file ({reason}); save it again") from None
@@ -103,5 +122,8 @@ def _check_names(path: str | Path, missing: set[str], unexpected: set[str]) -> N
 
 
 def _list_names(names: set[str], limit: int = 5) -> str:
-    shown = [repr(name) for name in sorted(names)[:limit]]
+    """Some of them; of very long ones fewer."""
+    ordered = sorted(names)
+    limit = max(1, min(limit, MAX_LISTED_LENGTH // len(max(ordered, key=len, default="-"))))
+    shown = [repr(name) for name in ordered[:limit]]
     return ", ".join(shown) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -31,6 +31,8 @@ class Task:
 
     logits = False
     """Whether aligned outputs are scores of classes and aligned targets class numbers, as distillation needs them."""
+    per_token = False
+    """Whether the model returns `outputs` numbers for each token of a row, not for the row."""
     allows_more_outputs = False
     """Whether a model may return more than `outputs` numbers: a vocabulary with ids that do not occur."""
     primary_metric: ClassVar[PrimaryMetric] = PrimaryMetric()

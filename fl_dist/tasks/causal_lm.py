@@ -20,6 +20,7 @@ class CausalLM(Task):
     """Rows of L ids; the target of each is the id after it, or -100 if it is not learnt. Outputs are [n, L, ids]."""
 
     logits = True
+    per_token = True
     allows_more_outputs = True
     primary_metric: ClassVar = PrimaryMetric("perplexity", "min")
 

@@ -298,7 +298,7 @@ BAD_BUILDERS = {
         "def net(shape, num_classes): ...",
         "model={}:net",
         "its parameter 'num_classes' is not one of those that the program supplies "
-        "(shape, outputs, classes, vocabulary); put "
+        "(shape, outputs, classes, vocabulary, per_token); put "
         "it behind a * if it is a setting",
     ),
     "type of no configuration": (
