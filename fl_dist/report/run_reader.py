@@ -81,14 +81,14 @@ class RunSource:
         words: Sequence[str],
         only: Sequence[str] = (),
         published: str | None = None,
-        folder: Path | None = None,
+        archives: Sequence[Path] = (),
     ) -> None:
-        """`folder`: where the runs of the sweep are, if not in its own folder."""
+        """`archives`: folders to read the runs of the sweep from, instead of their own."""
         self._only, self._published = list(only), published
         sweeps, self._folders = _split_arguments(words)
-        if folder is not None and (self._folders or len(sweeps) != 1):
+        if archives and (self._folders or len(sweeps) != 1):
             raise ConfigError("an archive has the runs of one sweep; name its file alone")
-        self._sweeps = [collect(sweep, self._only, folder=folder) for sweep in sweeps]
+        self._sweeps = [collect(sweep, self._only, archives=archives) for sweep in sweeps]
         self._folder_runs: tuple[Fingerprint, Collection] | None = None
         self._snapshots: dict[Path, RunSnapshot] = {}
 

@@ -75,7 +75,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--plot", metavar="FILE", help="also draw each row's final score over the values of --over")
     parser.add_argument("--over", metavar="KEY", help="a key of the configuration, such as algorithm.rho")
     parser.add_argument(
-        "--archive", metavar="FILE", help="also write the records of the runs, without models, to a .tar.xz for --from"
+        "--archive",
+        metavar="FILE",
+        help="also write the records of the runs, without models, to a .tar.xz for --from; with --from, runs that have "
+        "records in their own folders are read there, and only the others from the archives",
     )
     terminal.add_traceback_option(parser)
     return parser

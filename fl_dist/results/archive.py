@@ -1,7 +1,7 @@
 """The records of a sweep's runs as one file, from which tables, plots and reports can be made without the runs."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,15 +32,15 @@ def check_archive_name(file: Path) -> None:
 
 
 @contextmanager
-def opened_archive(name: str | None) -> Iterator[Path | None]:
-    """A temporary folder with the archive's runs; None without an archive."""
-    if name is None:
-        yield None
-        return
-    file = expand_path(name)
-    check_archive_name(file)
-    if not file.exists():
-        raise ConfigError(f"{file} does not exist")
-    with tempfile.TemporaryDirectory(prefix="fl_dist-") as folder:
-        archives.extract(file, Path(folder))
-        yield Path(folder)
+def opened_archives(names: Sequence[str]) -> Iterator[list[Path]]:
+    """A temporary folder with the runs of each archive; its name is the archive's."""
+    files = [expand_path(name) for name in names]
+    for file in files:
+        check_archive_name(file)
+        if not file.exists():
+            raise ConfigError(f"{file} does not exist")
+    with tempfile.TemporaryDirectory(prefix="fl_dist-") as temporary:
+        folders = [Path(temporary, str(place), file.name) for place, file in enumerate(files)]
+        for file, folder in zip(files, folders, strict=True):
+            archives.extract(file, folder)
+        yield folders

@@ -28,9 +28,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--from",
-        dest="source",
+        dest="sources",
+        action="append",
+        default=[],
         metavar="FILE",
-        help="read the runs of the sweep from an archive of records (results --archive) instead of their folders",
+        help="read the runs of the sweep from an archive of records (results --archive) instead of their folders (may "
+        "be repeated: a run is read from the first archive that has it)",
     )
 
 

@@ -13,7 +13,7 @@ from fl_dist.common.formatting import shorten, suggest
 from fl_dist.common.paths import expand_path
 from fl_dist.config import LAYOUT_KEYS, read_recorded_config
 from fl_dist.config.loading import flatten_keys
-from fl_dist.config.sweeps import COLUMN, LIST, ROW, Sweep, axis_names, matches_any, read_sweep
+from fl_dist.config.sweeps import COLUMN, LIST, ROW, Sweep, SweepRun, axis_names, matches_any, read_sweep
 from fl_dist.metrics.file import read_records
 from fl_dist.metrics.record import COSTS, RoundRecord
 from fl_dist.storage.run_folder import CONFIG, DIAGNOSTICS, METRICS, RunFolder, find_runs
@@ -127,17 +127,22 @@ class Collection:
 
 
 def collect(
-    words: Sequence[str], only: Sequence[str] = (), lenient: bool = False, folder: Path | None = None
+    words: Sequence[str],
+    only: Sequence[str] = (),
+    lenient: bool = False,
+    archives: Sequence[Path] = (),
+    own_first: bool = False,
 ) -> Collection:
     """The runs of `SWEEP.yaml key=value ...` or of folders; `lenient` leaves out runs that cannot be read.
 
-    `folder`: where the runs of the sweep are, if not in its own folder.
+    `archives`: folders with runs of the sweep, which are read instead of the runs' own folders or, with `own_first`, if
+    these have no records.
     """
     if not words:
         raise ConfigError("name a sweep's file, or folders of runs")
     first = Path(words[0])
     if first.is_dir() or not first.suffix:
-        if folder is not None:
+        if archives:
             raise ConfigError(f"an archive has the runs of a sweep; name its file instead of {first}")
         return _collect_folders(words, only, lenient)
     sweep, sweep_runs = read_sweep(words[0], words[1:], only)
@@ -147,16 +152,23 @@ def collect(
             run.name,
             run.labels[row],
             ", ".join(run.labels[axis] for axis in columns),
-            folder / run.name if folder else run.run,
+            _find_run(run, archives, own_first),
             run.rounds,
             run.config.evaluate.final_window,
             _table_settings(run.config.model_dump(mode="json")),
         )
         for run in sweep_runs
     ]
-    if folder is not None and not any(run.path.exists() for run in runs):
-        raise ConfigError(f"the archive has no run of {first}")
+    if archives and not any((archive / run.name).exists() for archive in archives for run in runs):
+        raise ConfigError(f"there is no run of {first} in {', '.join(archive.name for archive in archives)}")
     return Collection(first.stem, runs, sweep, first.parent / "published.csv")
+
+
+def _find_run(run: SweepRun, archives: Sequence[Path], own_first: bool) -> Path:
+    """The first folder of the run that has records."""
+    own = [run.run] if own_first or not archives else []
+    *earlier, last = [*own, *(archive / run.name for archive in archives)]
+    return next((folder for folder in earlier if read_records(folder / METRICS)), last)
 
 
 def _table_axes(sweep: Sweep) -> tuple[str, list[str]]:

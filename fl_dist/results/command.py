@@ -14,7 +14,7 @@ from fl_dist.config.sweeps import ExtraColumn, TableSettings
 from fl_dist.metrics.record import COSTS
 from fl_dist.plots.base import check_plot_file
 from fl_dist.results import curves, figures
-from fl_dist.results.archive import check_archive_name, opened_archive, write_archive
+from fl_dist.results.archive import check_archive_name, opened_archives, write_archive
 from fl_dist.results.arguments import NUMBER_KEYS, SUFFIXES, expand_arguments
 from fl_dist.results.collect import Collection, collect
 from fl_dist.results.render import FORMATS
@@ -23,8 +23,9 @@ from fl_dist.results.table import build_table, columns_of_mean, is_whole_mean
 
 def results_command(arguments: argparse.Namespace) -> int:
     try:
-        with terminal.warnings_in_one_line(), opened_archive(arguments.source) as folder:
-            _show(arguments, collect(expand_arguments(arguments.runs), arguments.only, folder=folder))
+        with terminal.warnings_in_one_line(), opened_archives(arguments.sources) as archives:
+            words, own_first = expand_arguments(arguments.runs), arguments.archive is not None
+            _show(arguments, collect(words, arguments.only, archives=archives, own_first=own_first))
     except (FlDistError, OSError) as e:
         terminal.print_error(e, e if arguments.traceback else None)
         return 2

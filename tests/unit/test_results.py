@@ -957,6 +957,44 @@ class TestArchive:
         result = invoke("sweep.yaml", "--archive", "new.tar.xz")
         assert result.code == 0 and "no run has a record yet" in result.err and not Path("new.tar.xz").exists()
 
+    def test_runs_in_folders_and_archives_become_one_archive(self, write_run: WriteRun) -> None:
+        write_all_runs(write_run)
+        for folder in Path("out").iterdir():
+            (folder / "summary.json").write_text(json.dumps({"finished": True, "rounds": 5}))
+        everything = invoke_ok("sweep.yaml", "--archive", "all.tar.xz").out
+        invoke_ok("sweep.yaml", "--only", "Fed A", "--archive", "a.tar.xz")
+        invoke_ok("sweep.yaml", "--only", "Fed_B*", "--archive", "b.tar.xz")
+        for folder in Path("out").glob("Fed_A-*"):
+            shutil.rmtree(folder)
+        result = invoke_ok("sweep.yaml", "--from", "a.tar.xz", "--archive", "a.tar.xz")
+        assert result.out == everything
+        assert Path("a.tar.xz").read_bytes() == Path("all.tar.xz").read_bytes()
+        shutil.rmtree("out")
+        invoke_ok("sweep.yaml", "--only", "Fed A", "--from", "all.tar.xz", "--archive", "a.tar.xz")
+        both = ("--from", "b.tar.xz", "--from", "a.tar.xz")
+        assert invoke_ok("sweep.yaml", *both, "--archive", "new.tar.xz").out == everything
+        assert Path("new.tar.xz").read_bytes() == Path("all.tar.xz").read_bytes()
+        assert invoke_ok("sweep.yaml", *both).out == everything
+        assert report(["sweep.yaml", *both, "-o", "report.html"]) == 0
+
+    def test_a_run_is_read_where_it_has_records_first(self, write_run: WriteRun) -> None:
+        scores = {name: [score] * 5 for name, score in (("first", 0.2), ("second", 0.4), ("own", 0.6))}
+
+        def accuracy(*arguments: str) -> float:
+            lines = csv_values("sweep.yaml", "--only", "*IID-seed0", *arguments)
+            return float(lines["Fed A", "IID", "mean"]["value"])
+
+        for name, accuracies in scores.items():
+            shutil.rmtree("out", ignore_errors=True)
+            write_run("out/Fed_A-IID-seed0", accuracies)
+            invoke_ok("sweep.yaml", "--archive", f"{name}.tar.xz")
+        archives = ("--from", "first.tar.xz", "--from", "second.tar.xz")
+        assert accuracy(*archives) == pytest.approx(20)
+        assert accuracy(*archives, "--archive", "new.tar.xz") == pytest.approx(60)
+        assert accuracy("--from", "new.tar.xz") == pytest.approx(60)
+        Path("out/Fed_A-IID-seed0/metrics.jsonl").write_text("")
+        assert accuracy(*archives, "--archive", "new.tar.xz") == pytest.approx(20)
+
     def test_an_archive_cannot_write_outside_of_its_folder(self, write_run: WriteRun) -> None:
         with tarfile.open("evil.tar.xz", "w:xz") as file:
             file.addfile(tarfile.TarInfo("../evil.txt"))

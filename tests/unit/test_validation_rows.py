@@ -1,5 +1,7 @@
 """Clients' own validation rows: never trained on, and measured as their definition says."""
 
+import csv
+import io
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from fl_dist import Run
 from fl_dist.common.errors import ConfigError, DataError
 from fl_dist.data import normalise
 from fl_dist.data.digits import digits
+from fl_dist.results.__main__ import main as results
 from tests.support.run_folder import model_hash, read_records
 
 SETTINGS: dict[str, Any] = {
@@ -141,3 +144,11 @@ def test_the_loss_of_diagnostics_is_that_of_training_rows(tmp_path: Path) -> Non
     with torch.no_grad():
         expected = float(cross_entropy(measured.model()(x), y))
     assert read_records(measured.path)[-1]["diagnostics"]["sharpness"]["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_table_has_a_column_of_the_worst_tenth(trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    key = "spread.validation_worst_tenth"
+    assert results([str(trained.path), "--also", key, "--format", "csv"]) == 0
+    lines = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    (value,) = [float(line["value"]) for line in lines if line["measure"] == key]
+    assert value == pytest.approx(read_records(trained.path)[-1]["spread"]["validation_worst_tenth"], rel=1e-12)
