@@ -11,6 +11,7 @@ All updates have equal weights; of equal scores, that of the lower client id com
 import math
 from typing import Annotated
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -89,8 +90,9 @@ class Krum(RobustAggregate):
 
 def _mean_of_sorted(updates: Tensor, first: int, end: int) -> Tensor:
     """Of each entry, the mean of the values from place `first` on, without that of place `end`."""
-    pieces = [columns.sort(0).values[first:end].double().mean(0) for columns in updates.split(COLUMNS, 1)]
-    return torch.cat(pieces).to(updates.dtype)
+    # numpy sorts columns several times faster than torch.
+    kept = (torch.from_numpy(np.sort(columns.numpy(), axis=0)[first:end]) for columns in updates.split(COLUMNS, 1))
+    return torch.cat([values.double().mean(0) for values in kept]).to(updates.dtype)
 
 
 def _squared_distances(updates: Tensor) -> list[list[float]]:
