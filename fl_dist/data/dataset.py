@@ -87,6 +87,12 @@ class Dataset:
         """Whether rows are numbers that can be scaled and shifted, not ids."""
         return row_kind(main_tensor(self.x_train)) != "ids"
 
+    @property
+    def has_targets_of_tokens(self) -> bool:
+        """Whether each id has a target of its own."""
+        y = self.y_train
+        return not self.is_numeric and y.shape == main_tensor(self.x_train).shape and not y.is_floating_point()
+
 
 def dataset_from_arrays(arrays: Mapping[str, np.ndarray], classes: int, **known: Any) -> Dataset:
     """A data set from arrays under the names of its tensors; of a split without arrays it has no rows."""

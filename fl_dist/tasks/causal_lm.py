@@ -95,6 +95,10 @@ class NextToken(CausalLM):
                 + describe_tensor("x_train", main_tensor(x))
                 + ": store ids as int32 or int64"
             )
+        if data.has_targets_of_tokens:
+            raise DataError(
+                "task next_token takes targets from the rows, but this data has its own; set task=causal_lm"
+            )
         for name in ("x_train", "x_test"):
             if self.ignored is not None and not bool((getattr(data, name)[:, 1:] != self.ignored).any()):
                 raise DataError(f"task next_token: {name} holds nothing but padding, {self.ignored}")

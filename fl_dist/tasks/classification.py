@@ -27,7 +27,7 @@ class Classification(Task):
             if y.dim() != 1 or y.is_floating_point():
                 raise DataError(
                     f"task classification needs a whole number as the label of each row; {describe_tensor(name, y)}: "
-                    + _advise(y)
+                    + ("set task=causal_lm to predict each token" if data.has_targets_of_tokens else _advise(y))
                 )
         low, high = (int(extreme) for extreme in torch.aminmax(self._labels(data)))
         if low < 0 or (data.classes and high >= data.classes):

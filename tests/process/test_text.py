@@ -2,7 +2,7 @@
 
 import json
 import math
-import os
+import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +19,9 @@ from fl_dist.diagnose import main as diagnose
 from fl_dist.main import main
 from tests.support import tokenizers
 from tests.support.marks import examples
-from tests.support.processes import ROOT, environment, run, run_ranks
+from tests.support.processes import ROOT, run_ranks
 from tests.support.run_folder import assert_same_run, read_records
+from tests.support.snippets import run_command
 from tests.support.tokenizers import WORDS
 from tests.support.user_guide import TEXT, guide_snippets, write_files
 
@@ -268,6 +269,15 @@ def test_what_does_not_fit_is_one_line(
     assert expected in error and len(error.strip().splitlines()) == 1 and "Traceback" not in error
 
 
+def test_each_task_names_the_one_that_fits(
+    user_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = arguments(user_folder, tmp_path / "run", "packed", "fedavg")
+    for task, expected in (("next_token", "has its own; set task=causal_lm"), ("classification", "set task=causal_lm")):
+        assert main(["--check", *command, f"task={task}"]) == 2
+        assert expected in capsys.readouterr().err
+
+
 def test_local_files_of_other_kinds_are_refused(folder: Path, tmp_path: Path) -> None:
     """Without data.classes each client would number the names that it has."""
     data = config(folder, "labels", "fedavg")["data"] | {
@@ -280,13 +290,17 @@ def test_local_files_of_other_kinds_are_refused(folder: Path, tmp_path: Path) ->
     assert all(codes) and "data.classes has to list all of them" in outputs[0], outputs
 
 
-def test_the_guide_works_from_an_empty_folder(tmp_path: Path) -> None:
+def test_the_guide_works_from_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(tmp_path, TEXT)
-    env = environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", WANDB_MODE="disabled")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("WANDB_MODE", "disabled")
     for command in [c for snippet in guide_snippets("sh", TEXT) for c in snippet.commands()]:
-        code, output = run(["bash", "-c", command], cwd=tmp_path, env=env)
-        assert code == 0, f"{command}\n{output}"
-    for name, lowest in (("plays", 1), ("pairs", 1)):
+        if command == "python make_texts.py":
+            runpy.run_path("make_texts.py")
+        else:
+            run_command(command)
+    for name in ("plays", "pairs"):
         first, *_, last = read_records(tmp_path / "runs" / name)
-        assert lowest < last["test_perplexity"] < first["test_perplexity"]
+        assert 1 < last["test_perplexity"] < first["test_perplexity"]
     assert read_records(tmp_path / "runs" / "reviews")[-1]["test_accuracy"] > 0.5
