@@ -28,8 +28,9 @@ PLURALS = (
     "fox foxes bus buses lady ladies life lives"
 )
 OPPOSITES = (
-    "hot cold big small fast slow high low old new dark light wet dry rich poor early late full empty hard soft near "
-    "far open shut good bad young aged loud quiet strong weak sweet sour wide narrow thick thin clean dirty deep shallow"
+    "hot cold big small fast slow high low old new dark light wet dry rich poor early late full empty hard soft "
+    "near far open shut good bad young aged loud quiet strong weak sweet sour wide narrow thick thin clean dirty deep "
+    "shallow"
 )
 LETTERS = "abcdefghij"
 CORPUS_SIZE, TRAIN_SIZE, TEST_SIZE = 12_000, 240, 40

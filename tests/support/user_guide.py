@@ -19,6 +19,7 @@ CALLBACKS = (TUTORIALS / "callback.md",)
 NEW_ALGORITHM = (TUTORIALS / "algorithm.md",)
 PYTHON = (ROOT / "docs" / "how-to" / "python.md",)
 PROCESS_PER_CLIENT = (ROOT / "docs" / "how-to" / "process-per-client.md",)
+LANGUAGE_MODELS = (ROOT / "docs" / "how-to" / "language-models.md", TUTORIALS / "language-model.md")
 OPTIMIZERS = (ROOT / "docs" / "how-to" / "optimizers.md",)
 
 
@@ -28,7 +29,8 @@ def guide_snippets(language: str, guide: Sequence[Path] = GUIDE) -> list[Snippet
 
 def needs_user_files(snippet: Snippet) -> bool:
     """Whether the block needs files of the reader; these documents have their own tests."""
-    return snippet.document in (*GUIDE, *CALLBACKS, *NEW_ALGORITHM, *PYTHON, *PROCESS_PER_CLIENT, *OPTIMIZERS)
+    ways = (*GUIDE, *CALLBACKS, *NEW_ALGORITHM, *PYTHON, *PROCESS_PER_CLIENT, *OPTIMIZERS, *LANGUAGE_MODELS)
+    return snippet.document in ways
 
 
 def snippet_file_name(snippet: Snippet) -> str | None:
