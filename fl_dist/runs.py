@@ -200,6 +200,7 @@ class Run:
             # The file of a finished run holds all weights: the other files need not exist any more.
             section = config.model | ({"init": None, "pretrained": None} if self.finished else {})
             module = build_model(section, interface, DTYPES[config.local.precision], for_training)
+        bf16.ensure_weights_work(module, torch.device("cpu"))
         if self.finished:
             module.load_state_dict(load_file(self.path / MODEL), strict=False)
         else:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_dist.common.rows import Rows, call_module, main_tensor
 from fl_dist.config import Config, ConfigError
@@ -29,13 +29,20 @@ def ensure_bf16_works(config: Config) -> None:
         ensure_cpu_has_bf16()
 
 
+def ensure_weights_work(module: nn.Module, device: torch.device) -> None:
+    """Before computing with weights in bfloat16 on the CPU."""
+    if device.type == "cpu" and any(p.dtype == torch.bfloat16 for p in module.parameters()):
+        ensure_cpu_has_bf16()
+
+
 def ensure_cpu_has_bf16() -> None:
     """Disable AMX if it does not work here; ConfigError if bfloat16 does not work without it either."""
     if _can_compute({}):
         return
     if not _can_compute(WITHOUT_AMX):
         raise ConfigError(
-            "local.precision is bf16, but this CPU kills a process that computes with it: use float32 or a GPU"
+            "this CPU kills a process that computes with bfloat16: "
+            "set local.precision (and model.dtype) to float32, or use a GPU"
         )
     os.environ.update(WITHOUT_AMX)
 

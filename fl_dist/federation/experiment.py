@@ -14,7 +14,7 @@ from fl_dist.common.randomness import seed_global, torch_seed
 from fl_dist.config import Config, read_schedule
 from fl_dist.data.augmentation import augmentations
 from fl_dist.data.dataset import fill_empty_splits
-from fl_dist.distributed.bf16 import ensure_cpu_has_bf16
+from fl_dist.distributed.bf16 import ensure_weights_work
 from fl_dist.distributed.memory import max_row_bytes
 from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation import sampling
@@ -106,8 +106,7 @@ class Experiment:
         local = self.config.local
         # Compilers know no kernels of oneDNN's layouts.
         module = build_model(section, self.model_interface, DTYPES[local.precision], for_training=not local.compile)
-        if self.device.type == "cpu" and any(p.dtype == torch.bfloat16 for p in module.parameters()):
-            ensure_cpu_has_bf16()
+        ensure_weights_work(module, self.device)
         return module
 
     def _build_eval_model(self) -> FlatModel:

@@ -24,6 +24,7 @@ from fl_dist.main import main
 from launch import submit, sweep
 from launch.sweep_command import read_statuses
 from tests.support import waiting
+from tests.support.language_models import GPT2, LORA, run_arguments, write_model
 from tests.support.launchers import find_rank_pids, write_config
 from tests.support.marks import timing
 from tests.support.processes import ROOT
@@ -177,6 +178,12 @@ def write_user_project(folder: Path) -> tuple[Path, dict[str, str]]:
     return project, installed_environment(installed) | {"SLURM_CONF": os.environ["SLURM_CONF"]}
 
 
+def adapter_arguments(folder: Path) -> list[str]:
+    """Of a run that trains adapters on a tiny language model."""
+    model = write_model(folder / "gpt2", GPT2)
+    return run_arguments(folder, {"path": str(model), "lora": LORA}, "algorithm=fedsam")
+
+
 def submit_from(project: Path, env: dict[str, str]) -> Job:
     arguments = ["fl-dist", "submit", "waves.yaml", "run.dir=runs/slurm", "--nodes=2", "--tasks-per-node=1"]
     result = subprocess.run(arguments, cwd=project, env=env, capture_output=True, text=True)
@@ -253,6 +260,7 @@ def jobs(slurm, folder) -> Iterator[dict[str, Future[Job]]]:
                 sbatch("npz", folder, "fedgmt_vit.sh", "data.name=npz", "data.path=$CINIC", *small, **files).wait
             ),
             "bad": pool.submit(sbatch("bad", folder, "train.sh", config, "local.lrr=1", options=("--nodes=1",)).wait),
+            "adapters": pool.submit(sbatch("adapters", folder, "train.sh", config, *adapter_arguments(folder)).wait),
             "words": pool.submit(
                 sbatch("words", folder, "train.sh", config, "rounds=2", "run.dir=$PLACE/words", **arguments).wait
             ),
@@ -404,6 +412,15 @@ def test_a_job_script_without_python_names_the_variables_to_set(jobs):
     (error,) = [command_line for command_line in job.log.read_text().splitlines() if command_line.startswith("error: ")]
     assert "'/no/such/python' is no Python with fl_dist's packages" in error
     assert "set PYTHON" in error and "SETUP" in error
+
+
+def test_adapters_have_the_bits_of_one_process_on_two_nodes(jobs, folder):
+    job, alone = jobs["adapters"].result(), folder / "adapters-alone"
+    assert job.state == "COMPLETED", job.describe()
+    assert main([str(folder / "digits.yaml"), *adapter_arguments(folder), f"run.dir={alone}"]) == 0
+    assert model_hash(job.run) == model_hash(alone)
+    written = [run / "adapter" / "adapter_model.safetensors" for run in (job.run, alone)]
+    assert written[0].read_bytes() == written[1].read_bytes()
 
 
 def test_the_script_for_fedgmt_accepts_other_data(jobs):

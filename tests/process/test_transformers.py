@@ -1,15 +1,32 @@
 """Promise: language models have the same bits on any number of workers, and after a kill; a user's own train too."""
 
+import json
+import runpy
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import fl_dist
 from fl_dist.main import main
-from tests.support.language_models import GPT2, LLAMA, LORA, own_model_arguments, run_arguments, write_model
-from tests.support.processes import run_ranks
+from fl_dist.models.transformers_files import quiet_library
+from tests.support.language_models import (
+    GPT2,
+    LLAMA,
+    LORA,
+    own_model_arguments,
+    run_arguments,
+    write_model,
+    write_texts,
+    write_tokenizer,
+)
+from tests.support.marks import exhaustive
+from tests.support.processes import ROOT, run_ranks
 from tests.support.run_folder import assert_same_run, read_records
+from tests.support.snippets import create_workspace, run_command
+from tests.support.user_guide import LANGUAGE_MODELS, guide_snippets, write_files
 
 METHODS = ("fedsam", "fedgmt", "scaffold")
 
@@ -56,3 +73,53 @@ def test_a_users_own_gpt2_with_adapters_of_peft_sends_only_these(
         vectors = 2 if name == "scaffold" else 1
         assert records[0]["bytes_up"] == 2 * vectors * 4 * adapters > 0
         assert records[-1]["test_loss"] < records[0]["test_loss"]
+
+
+def test_the_guide_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    page = LANGUAGE_MODELS[:1]
+    write_files(tmp_path, page)
+    write_tokenizer(write_model(tmp_path / "base", GPT2 | {"n_positions": 128}))
+    write_texts(tmp_path / "texts.jsonl")
+    for command in [command for snippet in guide_snippets("sh", page) for command in snippet.commands()]:
+        run_command(command)
+    (reload,) = [snippet.text for snippet in guide_snippets("python", page) if "from_pretrained" in snippet.text]
+    names: dict = {}
+    with quiet_library():
+        exec(reload, names)
+    ids = torch.arange(3, 9)[None]
+    logits = fl_dist.load("runs/adapters").model()(ids)
+    torch.testing.assert_close(names["model"].eval()(ids).logits, logits)
+    assert not torch.allclose(logits, fl_dist.load("runs/again").model()(ids))
+
+
+@exhaustive
+def test_the_tutorial_works_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_workspace(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    prepare, base, sweep, results = [c for s in guide_snippets("sh", LANGUAGE_MODELS[1:]) for c in s.commands()]
+    run_command(prepare)
+    corpus = tmp_path / "data" / "instructions" / "corpus.jsonl"
+    corpus.write_text("".join(corpus.read_text().splitlines(keepends=True)[:400]))
+    run_command(f"{base} rounds=1")
+    run_command(f"{sweep} rounds=2 local.steps=3")
+    run_command(f"{results} local.steps=3")
+    assert len(list((tmp_path / "runs" / "instructions").glob("*/adapter/adapter_model.safetensors"))) == 3
+
+
+def test_instructions_of_the_test_set_are_new_and_have_the_right_answers(tmp_path: Path) -> None:
+    run_path = str(ROOT / "configs" / "instructions" / "prepare.py")
+    runpy.run_path(run_path)["main"](tmp_path)
+    train, test = (
+        [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("train", "test")
+    )
+    assert Counter(row["domain"] for row in train) == dict.fromkeys({row["domain"] for row in test}, 240)
+    assert not {row["prompt"] for row in train} & {row["prompt"] for row in test}
+    for row in [*train, *test]:
+        words = row["prompt"].split()[3:-2]
+        if row["domain"] == "arithmetic":
+            assert int(row["answer"]) == int(words[0]) + int(words[2])
+        if row["domain"] == "reversing":
+            assert row["answer"].split() == words[::-1]

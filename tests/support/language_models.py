@@ -9,6 +9,7 @@ import torch
 
 from fl_dist.models.transformers_files import quiet_library
 from tests.support.processes import NO_WANDB
+from tests.support.user_guide import LANGUAGE_MODELS, guide_snippets
 
 WORDS = ["the", "a", "cat", "dog", "rat", "sat", "ran", "lay", "on", "by", "mat", "log", "red", "big", "?"]
 SPECIAL_TOKENS = ["<pad>", "</s>", "<unk>"]
@@ -87,30 +88,10 @@ def run_arguments(folder: Path, model: dict[str, Any], *more: str, **data: Any) 
     ]
 
 
-OWN_MODEL = """
-from peft import LoraConfig, get_peft_model
-from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel
-
-
-class Logits(nn.Module):
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.network(input_ids=ids).logits
-
-
-def gpt(vocabulary: int, *, r: int = 4) -> nn.Module:
-    network = GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, n_layer=2, n_embd=32, n_head=2, n_positions=16))
-    return Logits(get_peft_model(network, LoraConfig(r=r, target_modules=["c_attn", "c_fc"], task_type="CAUSAL_LM")))
-"""
-
-
 def own_model_arguments(folder: Path, *more: str) -> list[str]:
-    """A small run of a model in the user's own file, on rows of ids that count upwards."""
-    (folder / "mine.py").write_text(OWN_MODEL)
+    """A small run of the documented model in the user's own file, on rows of ids that count upwards."""
+    (own,) = [snippet.text for snippet in guide_snippets("python", LANGUAGE_MODELS) if "def gpt(" in snippet.text]
+    (folder / "mine.py").write_text(own)
     rows = ((np.arange(60)[:, None] + np.arange(11)) % 12).astype(np.int32)
     np.savez(folder / "ids.npz", x_train=rows[:48], x_test=rows[48:])
     return [

@@ -182,6 +182,7 @@ INTERPRETERS: dict[str, Callable[[str, list[str]], None]] = {
     "python -m benchmarks.scaling --no-check": _run_python,
     "python -m benchmarks.": _skip,  # minutes of measuring; test_benchmarks.py runs a case
     "python -m ": _run_python,
+    "python configs/": _run_python_code,
     "fl-dist --help": _skip,
     "torchrun ": _run_torchrun,
     "make ": _run_make,

@@ -20,6 +20,7 @@ NEW_ALGORITHM = (TUTORIALS / "algorithm.md",)
 PYTHON = (ROOT / "docs" / "how-to" / "python.md",)
 PROCESS_PER_CLIENT = (ROOT / "docs" / "how-to" / "process-per-client.md",)
 TEXT = (ROOT / "docs" / "how-to" / "text.md",)
+LANGUAGE_MODELS = (ROOT / "docs" / "how-to" / "language-models.md", TUTORIALS / "language-model.md")
 OPTIMIZERS = (ROOT / "docs" / "how-to" / "optimizers.md",)
 
 
@@ -29,7 +30,8 @@ def guide_snippets(language: str, guide: Sequence[Path] = GUIDE) -> list[Snippet
 
 def needs_user_files(snippet: Snippet) -> bool:
     """Whether the block needs files of the reader; these documents have their own tests."""
-    return snippet.document in (*GUIDE, *CALLBACKS, *NEW_ALGORITHM, *PYTHON, *PROCESS_PER_CLIENT, *TEXT, *OPTIMIZERS)
+    own = (*GUIDE, *CALLBACKS, *NEW_ALGORITHM, *PYTHON, *PROCESS_PER_CLIENT, *TEXT, *OPTIMIZERS, *LANGUAGE_MODELS)
+    return snippet.document in own
 
 
 def snippet_file_name(snippet: Snippet) -> str | None:

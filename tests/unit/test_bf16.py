@@ -41,7 +41,7 @@ class TestBfloat16:
         monkeypatch.setattr(bf16, "compute", self.faulty_compute(works_without_amx=False))
         assert main([*self.CONFIG, f"run.dir={tmp_path / 'run'}"]) == 2
         error = capsys.readouterr().err
-        assert error.startswith("error: local.precision is bf16, but this CPU kills a process that computes with it")
+        assert error.startswith("error: this CPU kills a process that computes with bfloat16")
         assert error.count("\n") == 1
         assert not (tmp_path / "run").exists()
 
