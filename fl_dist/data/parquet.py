@@ -12,9 +12,9 @@ import numpy as np
 from pydantic import Field
 
 from fl_dist.common.errors import DataError
-from fl_dist.common.formatting import pluralize
 from fl_dist.common.rows import main_tensor
 from fl_dist.data import shared_arrays
+from fl_dist.data.arrow_columns import is_numeric, read_features, read_images
 from fl_dist.data.arrow_files import SUFFIXES, read_batches, read_schema
 from fl_dist.data.dataset import SPLITS, Dataset, dataset_from_arrays, datasets
 from fl_dist.data.images import EncodedImage, decode_images, resize
@@ -105,24 +105,11 @@ def _choose_features(file: Path, features: list[str] | None, others: set[str | N
         return features
     schema = read_schema(file)
     names = [name for name in schema.names if name not in others and not INDEX.fullmatch(name)]
-    numbers = [name for name in names if _is_numeric(schema.field(name).type)]
+    numbers = [name for name in names if is_numeric(schema.field(name).type)]
     if not numbers:
         besides = " and ".join(sorted(filter(None, others)))
         raise DataError(f"{file} has no column of numbers besides {besides}; set data.image, or write features to it")
     return numbers
-
-
-def _is_numeric(kind: Any) -> bool:
-    import pyarrow.types as types
-
-    inner = kind.value_type if _is_list(kind) else kind
-    return bool(types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner))
-
-
-def _is_list(kind: Any) -> bool:
-    import pyarrow.types as types
-
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _write_tables(
@@ -215,46 +202,8 @@ def _read_blocks(file: Path, settings: TableSettings) -> Iterator[Block]:
     first = 1
     for batch in read_batches(file, [settings.image] if settings.image else settings.features, BATCH_ROWS):
         yield (
-            _read_images(batch, settings.image, file, first)
+            read_images(batch, settings.image, file, first)
             if settings.image
-            else _read_features(batch, settings.features, file)
+            else read_features(batch, settings.features, file)
         )
         first += len(batch)
-
-
-def _read_images(batch: Any, column: str, file: Path, first: int) -> list[EncodedImage]:
-    """The encoded images; Hugging Face's datasets store each as an object with `bytes`."""
-    import pyarrow.types as types
-
-    array = batch.column(column)
-    nulls = array.null_count
-    if types.is_struct(array.type) and "bytes" in {field.name for field in array.type}:
-        array = array.field("bytes")
-    if not (types.is_binary(array.type) or types.is_large_binary(array.type)):
-        raise DataError(f"{file}: the column {column!r} is {array.type}; images need the bytes of a file in each row")
-    if nulls := nulls + array.null_count:
-        what = f"has {pluralize(nulls, 'row')} without the bytes of an image"
-        raise DataError(f"{file}: the column {column!r} {what}; store the files themselves, not their paths")
-    return [EncodedImage(content, f"{file}, row {row}") for row, content in enumerate(array.to_pylist(), first)]
-
-
-def _read_features(batch: Any, columns: Sequence[str], file: Path) -> np.ndarray:
-    blocks = [_read_numbers(batch.column(column), column, file) for column in columns]
-    is_double = any(block.dtype == np.float64 for block in blocks)
-    return np.concatenate(blocks, axis=1, dtype=np.float64 if is_double else np.float32, casting="unsafe")
-
-
-def _read_numbers(array: Any, column: str, file: Path) -> np.ndarray:
-    """[n, 1], or [n, k] of a column of lists."""
-    rows, nulls = len(array), array.null_count
-    if not _is_numeric(array.type):
-        raise DataError(f"{file}: the column {column!r} is {array.type}; data.features have to be columns of numbers")
-    if _is_list(array.type):
-        lengths = set(array.value_lengths().to_pylist()) - {None}
-        if len(lengths) > 1:
-            raise DataError(f"{file}: lists in the column {column!r} have different lengths; make them equal")
-        array = array.flatten()
-        nulls += array.null_count
-    if nulls:
-        raise DataError(f"{file}: the column {column!r} has {pluralize(nulls, 'missing value')}; fill or remove them")
-    return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(rows, -1)

@@ -1,9 +1,9 @@
 """Texts of files as arrays of token ids, their masks and targets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -127,68 +127,72 @@ def _tokenize(files: list[Path], tokenizer: TextTokenizer, settings: TextSetting
     labels: list[Any] = []
     if settings.label is not None:
         tokenizer.truncate(settings.length)
+    encode = _encode_for_prediction if settings.label is None else _encode_labelled
     for table in read_tables(files, settings.columns, settings.document):
-        for part, kept in _encode_table(table, tokenizer, settings):
+        for group in _group_texts(table, settings):
+            part, kept = encode(group, tokenizer, settings)
+            rows = [group.first + position for position in kept]
             parts.append(part)
-            clients += [table.columns[settings.client][row] for row in kept] if settings.client else []
-            labels += [table.columns[settings.label][row] for row in kept] if settings.label else []
+            clients += [table.columns[settings.client][row] for row in rows] if settings.client else []
+            labels += [table.columns[settings.label][row] for row in rows] if settings.label else []
     if not sum(len(part.ends) for part in parts):
         raise DataError(f"{files[0]} has no text: each of its rows is empty")
     return Texts(join_documents(parts), clients, labels)
 
 
-def _encode_table(
-    table: Table, tokenizer: TextTokenizer, settings: TextSettings
-) -> Iterator[tuple[Documents, list[int]]]:
-    """Documents, and the positions of their rows in the table; some at a time."""
+class Group(NamedTuple):
+    """Texts that are tokenized together."""
+
+    table: Table
+    first: int
+    """The position of the first of them in the table."""
+    texts: list[str]
+    prompts: list[str]
+
+    def locate(self, position: int) -> str:
+        return self.table.locate(self.first + position)
+
+
+def _group_texts(table: Table, settings: TextSettings) -> Iterator[Group]:
+    """Rows in order, together of so many letters or a single one."""
     texts = fill_template(settings.answer or settings.text, table)
     prompts = fill_template(settings.prompt, table) if settings.answer else [""] * len(texts)
-    encode = _encode_for_prediction if settings.label is None else _encode_labelled
-    for rows in _group([len(text) + len(prompt) for text, prompt in zip(texts, prompts, strict=True)]):
-        part = slice(rows.start, rows.stop)
-        documents, kept = encode(texts[part], prompts[part], rows.start, table, tokenizer, settings)
-        yield documents, [rows[position] for position in kept]
+    first = letters = 0
+    for row, own in enumerate(len(text) + len(prompt) for text, prompt in zip(texts, prompts, strict=True)):
+        if letters and letters + own > GROUP_LETTERS:
+            yield Group(table, first, texts[first:row], prompts[first:row])
+            first, letters = row, 0
+        letters += own
+    yield Group(table, first, texts[first:], prompts[first:])
 
 
-def _encode_labelled(
-    texts: list[str], _: list[str], first: int, table: Table, tokenizer: TextTokenizer, settings: TextSettings
-) -> tuple[Documents, list[int]]:
-    ids = tokenizer.encode(texts, table.file)
-    if empty := [row for row, own in enumerate(ids, first) if not own]:
-        raise DataError(f"{table.locate(empty[0])}: the text has no token; remove the row")
-    return to_documents(ids, [0] * len(ids)), list(range(len(ids)))
+def _encode_labelled(group: Group, tokenizer: TextTokenizer, settings: TextSettings) -> tuple[Documents, Sequence[int]]:
+    """Documents, and which of the texts they are."""
+    ids = tokenizer.encode(group.texts, group.table.file)
+    if empty := [position for position, own in enumerate(ids) if not own]:
+        raise DataError(f"{group.locate(empty[0])}: the text has no token; remove the row")
+    return to_documents(ids, [0] * len(ids)), range(len(ids))
 
 
 def _encode_for_prediction(
-    texts: list[str], prompts: list[str], first: int, table: Table, tokenizer: TextTokenizer, settings: TextSettings
-) -> tuple[Documents, list[int]]:
-    """Without rows that are empty."""
-    has_prompts = settings.answer is not None
-    starts = tokenizer.encode_prompts(prompts, table.file) if has_prompts else [[] for _ in texts]
-    ends = tokenizer.encode_texts(texts, table.file, is_answer=has_prompts)
+    group: Group, tokenizer: TextTokenizer, settings: TextSettings
+) -> tuple[Documents, Sequence[int]]:
+    """The same, without rows that are empty."""
+    file, has_prompts = group.table.file, settings.answer is not None
+    starts = tokenizer.encode_prompts(group.prompts, file) if has_prompts else [[] for _ in group.texts]
+    ends = tokenizer.encode_texts(group.texts, file, is_answer=has_prompts)
     if not settings.is_packed:
-        _check_prompts(starts, first, settings.length, table)
+        _check_prompts(starts, settings.length, group)
     ids = [start + end for start, end in zip(starts, ends, strict=True)]
-    kept = [k for k, own in enumerate(ids) if len(own) > 1 and (has_prompts or texts[k].strip())]
+    kept = [k for k, own in enumerate(ids) if len(own) > 1 and (has_prompts or group.texts[k].strip())]
     return to_documents([ids[k] for k in kept], [len(starts[k]) for k in kept]), kept
 
 
-def _check_prompts(prompts: list[list[int]], first: int, length: int, table: Table) -> None:
-    for row, own in enumerate(prompts, first):
+def _check_prompts(prompts: list[list[int]], length: int, group: Group) -> None:
+    for position, own in enumerate(prompts):
         if len(own) > length:
             what = f"the prompt has {len(own):,} tokens, which leaves none of {length:,} for its answer"
-            raise DataError(f"{table.locate(row)}: {what}; raise data.length, or shorten or remove the row")
-
-
-def _group(letters: list[int]) -> Iterator[range]:
-    """Rows in order, together of so many letters or a single one."""
-    first = total = 0
-    for row, own in enumerate(letters):
-        if total and total + own > GROUP_LETTERS:
-            yield range(first, row)
-            first, total = row, 0
-        total += own
-    yield range(first, len(letters))
+            raise DataError(f"{group.locate(position)}: {what}; raise data.length, or shorten or remove the row")
 
 
 def _write_packed(

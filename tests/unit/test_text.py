@@ -551,6 +551,14 @@ class TestCache:
         Path("words/tokenizer_config.json").write_text(json.dumps({"eos_token": START}))
         assert START_ID in build(**base).y_train and len(shared_arrays.list_cache()) == len(variants) + 2
 
+    def test_without_a_cache_each_process_builds_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        Path("file").write_text("no folder")
+        expected = build(path=write_texts(), pack=False)
+        monkeypatch.setenv(shared_arrays.CACHE_VARIABLE, "file/cache")
+        own = build(path="rows.jsonl", pack=False)
+        assert isinstance(own.x_train, dict) and isinstance(expected.x_train, dict)
+        assert all(own.x_train[name].equal(x) for name, x in expected.x_train.items())
+
     def test_rows_are_built_once_for_several_readers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         path, calls = write_texts(), []
         load: Callable[..., Any] = text_module.load_tokenizer
