@@ -98,6 +98,7 @@ class Worker:
         """After the reduce, on rank 0 with comm.reduce=gather: the updates of all clients that were trained."""
         if not self.experiment.gathers:
             return None
+        fault_injection.point("gather")
         if self.group.rank == 0:
             reports, _ = up.read_reports()
             assignment = {c: rank for (c, rank), r in zip(assignment.items(), reports, strict=False) if r.is_trained}
