@@ -79,7 +79,7 @@ class Server:
         assignment: dict[int, int],
         reports: list[ClientReport],
         up: Uplink,
-        updates: Tensor | None = None,
+        updates: Tensor | None,
     ) -> ServerStep:
         """One step with what the assigned clients sent and reported; `updates`: those that were gathered."""
         trained = {client: report for client, report in zip(assignment, reports, strict=False) if report.is_trained}

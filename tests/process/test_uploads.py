@@ -1,5 +1,6 @@
 """Promise: the same bits on any number of workers and after a kill, also of uploads that are changed on their way."""
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,6 +67,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_any_layout_and_a_kill_give_the_bits_of_one_process(case: str, folder: Path) -> None:
     assert_same_run(folder / case / "three", folder / case / "one")
     assert_same_run(folder / case / "killed", folder / case / "one")
+
+
+def test_a_worker_that_dies_while_updates_are_gathered_ends_the_others(folder: Path, tmp_path: Path) -> None:
+    arguments = [*SMALL, *CASES["median"], f"run.dir={tmp_path / 'run'}"]
+    codes, outputs = run_ranks(3, arguments, FL_DIST_FAULT="gather:3@1")
+    assert codes[1] == -signal.SIGKILL and all(codes)
+    logs = "".join(outputs) + "".join(log.read_text() for log in (tmp_path / "run" / "logs").iterdir())
+    assert "rank 1" in logs and "lost (killed, out of memory or hung) in round 3" in logs, logs
+    assert main(arguments) == 0
+    assert_same_run(tmp_path / "run", folder / "median" / "one")
 
 
 def test_a_budget_ends_the_run_before_it_is_spent(folder: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fl_dist.common.randomness import generator
+from fl_dist.diagnose import main as diagnose
 from fl_dist.main import main
 from tests.support import reference
 from tests.support import upload_reference as plain
@@ -162,6 +163,18 @@ def test_gathered_updates_have_the_mean_of_the_exact_reduce(harness: TrainingHar
     )
     np.testing.assert_allclose(exact.x, gathered.x, rtol=0, atol=1e-12)
     assert [r["bytes_up"] for r in exact.records] == [r["bytes_up"] for r in gathered.records]
+
+
+def test_the_next_round_of_an_existing_run_is_diagnosed_from_all_updates(tmp_path: Path) -> None:
+    common = [*NO_WANDB, "algorithm={name: fedsam, with: [{top_k: {share: 0.1}}, median]}", "comm.reduce=gather"]
+    common += ["model={name: mlp, hidden: [8]}", "clients={total: 6, per_round: 3}", "local.epochs=1"]
+    measured = "diagnostics={perturbation_drift: {every: 3}}"
+    assert main([*common, "rounds=3", measured, f"run.dir={tmp_path / 'within'}"]) == 0
+    assert main([*common, "rounds=2", f"run.dir={tmp_path / 'after'}"]) == 0
+    assert diagnose([str(tmp_path / "after"), "perturbation_drift"]) == 0
+    found = json.loads((tmp_path / "after" / "diagnostics.jsonl").read_text())
+    within = read_records(tmp_path / "within")[-1]["diagnostics"]["perturbation_drift"]
+    assert found["round"] == 3 and found["values"] == within
 
 
 class TestFailures:
