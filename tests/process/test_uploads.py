@@ -8,9 +8,11 @@ import pytest
 from safetensors.torch import load_file
 
 from fl_dist.main import main
-from tests.support.checkpoints import run_forked
+from tests.support.checkpoints import run_forked_main
+from tests.support.harness import synchronous_checkpoints
 from tests.support.processes import NO_WANDB, run_ranks
 from tests.support.run_folder import assert_same_run, read_records
+from tests.support.user_guide import TUTORIALS, write_files
 
 SMALL = (
     *NO_WANDB,
@@ -31,6 +33,10 @@ CASES: dict[str, Sequence[str]] = {
     "quantise": ("algorithm={name: fedavg, with: [{quantise: {bits: 4}}]}",),
     "median": ("algorithm={name: fedavg, with: [sign, median]}", "comm.reduce=gather"),
     "gather": ("algorithm=feddyn", "comm.reduce=gather"),
+    "own": (
+        "algorithm={name: fedavg, with: [{my_uploads:Flip: {attackers: 1}}, my_uploads:MedianLength]}",
+        "comm.reduce=gather",
+    ),
     "budget": (
         "algorithm.with=[{clip_and_noise: {clip: 0.5, noise: 1.0}}]",
         *(
@@ -43,18 +49,24 @@ CASES: dict[str, Sequence[str]] = {
 }
 
 
+def case_arguments(folder: Path, case: str, run: Path, *more: str) -> list[str]:
+    return [str(folder / "small.yaml"), *SMALL, *CASES[case], f"run.dir={run}", *more]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Each case in one process, on a server and two workers, and killed in round 4 and resumed by two workers."""
     folder = tmp_path_factory.mktemp("uploads")
+    write_files(folder, [TUTORIALS / "method.md"])
+    (folder / "small.yaml").write_text("{}\n")  # parts of the user's are found beside it
 
     def arguments(case: str, kind: str, *more: str) -> list[str]:
-        return [*SMALL, *CASES[case], f"run.dir={folder / case / kind}", *more]
+        return case_arguments(folder, case, folder / case / kind, *more)
 
     for case in CASES:
         assert main(arguments(case, "one")) == 0
-        run_forked(folder / case / "killed", "server:4", *arguments(case, "killed"))
-        assert not (folder / case / "killed" / "model.safetensors").exists()
+        with synchronous_checkpoints():
+            assert run_forked_main("server:4", arguments(case, "killed")) == -signal.SIGKILL
     codes, outputs = run_ranks(3, *(arguments(case, "three") for case in CASES))
     assert not any(codes), outputs
     resumed = [arguments(case, "killed", "topology.server=shared") for case in CASES]
@@ -70,7 +82,7 @@ def test_any_layout_and_a_kill_give_the_bits_of_one_process(case: str, folder: P
 
 
 def test_a_worker_that_dies_while_updates_are_gathered_ends_the_others(folder: Path, tmp_path: Path) -> None:
-    arguments = [*SMALL, *CASES["median"], f"run.dir={tmp_path / 'run'}"]
+    arguments = case_arguments(folder, "median", tmp_path / "run")
     codes, outputs = run_ranks(3, arguments, FL_DIST_FAULT="gather:3@1")
     assert codes[1] == -signal.SIGKILL and all(codes)
     logs = "".join(outputs) + "".join(log.read_text() for log in (tmp_path / "run" / "logs").iterdir())
@@ -86,7 +98,7 @@ def test_a_budget_ends_the_run_before_it_is_spent(folder: Path) -> None:
 
 
 def test_gathered_updates_give_the_model_of_the_exact_reduce(folder: Path, tmp_path: Path) -> None:
-    assert main([*SMALL, *CASES["gather"], "comm.reduce=exact", f"run.dir={tmp_path / 'exact'}"]) == 0
+    assert main(case_arguments(folder, "gather", tmp_path / "exact", "comm.reduce=exact")) == 0
     exact, gathered = (load_file(run / "model.safetensors") for run in (tmp_path / "exact", folder / "gather" / "one"))
     assert all((exact[name] - gathered[name]).abs().max() < 1e-5 for name in exact)
 

@@ -49,6 +49,10 @@ def test_the_checks_of_a_method_hold(workspace: Path) -> None:
     }
     assert hashes["off"] == hashes["fedavg"] != hashes["momentum"]
     assert hashes["momentum"] == hashes["three"] == hashes["extended"]
+    attacked, defended, on_ranks = (
+        model_hash(workspace / "runs" / name) for name in ("attacked", "defended", "defended-on-ranks")
+    )
+    assert attacked != defended == on_ranks
 
 
 def test_only_the_trained_part_of_a_model_is_sent(workspace: Path) -> None:

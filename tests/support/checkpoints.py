@@ -28,12 +28,17 @@ def arguments(folder: Path, *more: str) -> list[str]:
 
 
 def run_forked(folder: Path, fault: str, *more: str) -> int:
-    """Run in a child process that kills itself at the fault; return its exit status."""
+    """The small run in a child process that kills itself at the fault; return its exit status."""
+    return run_forked_main(fault, arguments(folder, *more))
+
+
+def run_forked_main(fault: str, arguments: list[str]) -> int:
+    """Any run in such a process."""
     child = os.fork()
     if child == 0:
         try:
             fault_injection.point = fault_injection.parse_faults(fault)
-            os._exit(main(arguments(folder, *more)))
+            os._exit(main(arguments))
         finally:
             os._exit(99)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
