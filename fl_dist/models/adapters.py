@@ -42,7 +42,7 @@ def add_adapters(network: Any, lora: Lora, kind: str) -> Any:
     except ValueError as error:
         raise ModelError(
             f"model.lora: {error_message(error)}; set model.lora.targets: {_list_layers(network)}"
-        ) from error
+        ) from None
     for layer in adapted.modules():
         if isinstance(layer, peft.utils.ModulesToSaveWrapper):
             _take_any_precision(layer)
