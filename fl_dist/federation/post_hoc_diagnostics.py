@@ -70,11 +70,11 @@ class PostHocDiagnostics:
         worker.recorder = recorder = TrajectoryRecorder(requirements_of(due))
         worker.run(index, assignment, down, up)
         up.seal()
-        group.collectives.reduce(up.buffer)
+        updates = worker.send(assignment, down, up)
         trained: list[int] = []
         if group.rank == 0:
             before, (reports, _) = server.vars.x.clone(), up.read_reports()
-            trained = list(server.step(index, assignment, reports, up).trained)
+            trained = list(server.step(index, assignment, reports, up, updates).trained)
             self._history.add(step=server.vars.x - before, update=server.update)
         return self._measure(due, self.done + 1, worker.states, cohort, trained, recorder.records, down.vars.x)
 

@@ -14,7 +14,6 @@ from fl_dist.federation.client_state import ReadClient
 from fl_dist.federation.commands import Action, Command, EvaluatedModel, SaveScope
 from fl_dist.federation.evaluation import Evaluator
 from fl_dist.federation.experiment import Experiment
-from fl_dist.federation.gathering import gather_updates
 from fl_dist.federation.oracle_worker import OracleWorker
 from fl_dist.federation.round_diagnostics import requirements_of
 from fl_dist.federation.round_timer import RoundTimer
@@ -121,19 +120,11 @@ class TrainingLoop:
         self.up.seal()
         with self.timer("reduce"):
             fault_injection.point("reduce")
-            self.group.collectives.reduce(self.up.buffer)
-            updates = self._gather(assignment) if self.experiment.gathers else None
+            updates = self.worker.send(assignment, self.down, self.up)
         if self.server_loop is not None:
             self.server_loop.step(index, assignment, self.up, updates)
         if due:
             self._diagnose(due, list(assignment))
-
-    def _gather(self, assignment: dict[int, int]) -> Tensor | None:
-        """On rank 0: the updates of the clients that were trained, in the order of their ids."""
-        if self.server_loop is not None:
-            reports, _ = self.up.read_reports()
-            assignment = {c: rank for (c, rank), r in zip(assignment.items(), reports, strict=False) if r.is_trained}
-        return gather_updates(self.worker.updates, assignment, self.down.vars.x, self.group)
 
     def _evaluate(self, index: int, which: EvaluatedModel) -> None:
         """All ranks evaluate the model after `index` rounds."""

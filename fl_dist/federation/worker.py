@@ -17,6 +17,7 @@ from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation.client_state import ClientStateStore, ReadClient
 from fl_dist.federation.downlink import Downlink
 from fl_dist.federation.experiment import BUFFERS, UPDATE, Experiment
+from fl_dist.federation.gathering import gather_updates
 from fl_dist.federation.local_training import (
     DIVERGED_MESSAGE,
     ClientFailedError,
@@ -96,6 +97,17 @@ class Worker:
                     fault_injection.point("local")
                     round_ = self.experiment.round(index, len(assignment), client)
                     up.report_client(row, self._run_client(client, where, round_, down, up))
+
+    def send(self, assignment: dict[int, int], down: Downlink, up: Uplink) -> Tensor | None:
+        """To rank 0: the sums. It has, of those that are gathered, the updates of the clients that were trained."""
+        self.group.collectives.reduce(up.buffer)
+        if not self.experiment.gathers:
+            return None
+        fault_injection.point("gather")
+        if self.group.rank == 0:
+            reports, _ = up.read_reports()
+            assignment = {c: rank for (c, rank), r in zip(assignment.items(), reports, strict=False) if r.is_trained}
+        return gather_updates(self.updates, assignment, down.vars.x, self.group)
 
     def _run_client(self, client: int, where: str, round_: Round, down: Downlink, up: Uplink) -> ClientReport:
         result = self._attempt(client, where, round_, down, up)

@@ -1,14 +1,16 @@
 """Promise: the same bits on any number of workers and after a kill, also of uploads that are changed on their way."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+from fl_dist.diagnose import main as diagnose
 from fl_dist.main import main
 from tests.support.checkpoints import run_forked
-from tests.support.processes import NO_WANDB, run_ranks
+from tests.support.processes import NO_WANDB, run_ranks, start_ranks
 from tests.support.run_folder import assert_same_run, read_records
 
 SMALL = (
@@ -83,3 +85,21 @@ def test_gathered_updates_give_the_model_of_the_exact_reduce(folder: Path, tmp_p
 def test_the_bytes_of_quantised_updates(folder: Path) -> None:
     for record in read_records(folder / "quantise" / "three"):
         assert record["bytes_up"] == 3 * (MODEL_SIZE * 4 // 8 + 4)
+
+
+def test_a_worker_killed_between_the_reduce_and_its_updates(folder: Path, tmp_path: Path) -> None:
+    """All ranks wait for each other there, point to point."""
+    arguments = [*SMALL, *CASES["median"], f"run.dir={tmp_path}"]
+    with start_ranks(3, arguments, FL_DIST_FAULT="gather:4@1") as processes:
+        assert [process.wait() for process in processes] == [1, -9, 1]
+    assert main(arguments) == 0
+    assert_same_run(tmp_path, folder / "median" / "one")
+
+
+def test_a_diagnostic_of_an_existing_run_makes_the_round_that_training_makes(tmp_path: Path) -> None:
+    arguments = [*SMALL, *CASES["median"]]
+    assert main([*arguments, "rounds=5", f"run.dir={tmp_path / 'five'}"]) == 0
+    assert diagnose([str(tmp_path / "five"), "flatness_distance"]) == 0
+    measured = json.loads((tmp_path / "five" / "diagnostics.jsonl").read_text())
+    assert main([*arguments, "diagnostics.flatness_distance.every=6", f"run.dir={tmp_path / 'six'}"]) == 0
+    assert measured["values"] == read_records(tmp_path / "six")[5]["diagnostics"]["flatness_distance"]
