@@ -48,6 +48,7 @@ IMAGES, LARGER, LARGEST = ({"data": {"path": f"{side}.npz"}} for side in (8, 16,
 TEXT, NUMBERS = ({"data": {"path": f"{kind}.npz"}} for kind in ("text", "numbers"))
 BATCH_NORM = {"name": "cnn", "norm": "batch", "dropout": 0.3}
 EXACT = {"local": {"precision": "float64"}}
+TINY_GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2}
 MODELS: dict[str, Settings] = {
     "cnn": IMAGES,
     "emnist_cnn": IMAGES,
@@ -58,6 +59,11 @@ MODELS: dict[str, Settings] = {
     "resnet18": {**IMAGES, **EXACT},
     "resnet18_gn": {**IMAGES, **EXACT, "model": {"name": "resnet18_gn", "stem": "cifar"}},
     "timm": {**LARGER, "model": {"name": "tests.support.timm_models:timm", "model": "test_vit"}},
+    "transformers": {
+        **TEXT,
+        "task": "next_token",
+        "model": {"name": "transformers", "path": TINY_GPT2, "lora": {"r": 2}},
+    },
     "vgg11": LARGEST,
     "vit_cifar": IMAGES,
 }
@@ -156,9 +162,12 @@ def assert_same_results(runs: DeviceRuns) -> None:
     assert runs.device.steps > 0
 
 
+# The number of tokens without padding is known only on the device: one wait per step. Transformers looks at its masks.
+WAITING = ("task next_token", "model transformers")
+
+
 class TestWaits:
-    # The number of tokens without padding is known only on the device: one wait per step.
-    @pytest.mark.parametrize("name", examples([name for name in CASES if name != "task next_token"], EXAMPLES))
+    @pytest.mark.parametrize("name", examples([name for name in CASES if name not in WAITING], EXAMPLES))
     def test_the_host_never_waits_between_a_clients_first_and_last_step(
         self, comparison: DeviceComparison, name: str
     ) -> None:
@@ -167,7 +176,7 @@ class TestWaits:
         assert {(w.what, w.where) for w in runs.waits_within_steps()} == set()
 
     @pytest.mark.parametrize(
-        "name", examples([name for name in CASES if name not in ("task next_token", "checkpoints")], EXAMPLES)
+        "name", examples([name for name in CASES if name not in (*WAITING, "checkpoints")], EXAMPLES)
     )
     def test_the_host_waits_once_for_a_clients_result(self, comparison: DeviceComparison, name: str) -> None:
         for client in comparison.run(name, CASES[name]).clients:
