@@ -113,7 +113,6 @@ class Experiment:
         """Weights come from the model that is there already: files of weights are read once."""
         module = self._build_module({**self.config.model, "init": None, "pretrained": None})
         self.model.share_frozen(module)
-        module.to(self.device)
         # What is trained comes with the vector.
         parameters = dict(self.model.module.named_parameters(remove_duplicate=False))
         rest = {name: value for name, value in self.model.module.state_dict().items() if name not in parameters}

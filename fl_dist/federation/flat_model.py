@@ -65,7 +65,11 @@ class FlatModel:
             module.eval()
 
     def share_frozen(self, module: nn.Module) -> None:
-        """Let another module of the same names use the memory of the frozen parameters."""
+        """Move another module of the same names to this device, where it uses the memory of what is frozen here."""
+        for name, tensor in module.named_parameters():
+            if name in self.frozen:
+                tensor.data = tensor.data.new_empty(0)  # so that it is never there twice
+        module.to(self.vector.device)
         for name, tensor in module.named_parameters():
             if name in self.frozen:
                 tensor.data = self.frozen[name]

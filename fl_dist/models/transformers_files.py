@@ -74,6 +74,10 @@ def read_source(path: str | dict[str, Any]) -> Source:
         raise ModelError(
             f"model.path {shorten(given)} does not exist; set it to a local folder with {CONFIG} and weights"
         )
+    if (given / "adapter_config.json").exists():
+        raise ModelError(
+            f"model.path {given} is an adapter; set it to the adapter's base, and model.init to its weights"
+        )
     settings = _read_settings(given / CONFIG)
     if any(given.glob(WEIGHTS)):
         return Source(settings, given.resolve(), str(given), f"weights from {given}")

@@ -105,10 +105,11 @@ def test_the_tutorial_works_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run_command(f"{base} rounds=1")
     run_command(f"{sweep} rounds=2 local.steps=3")
     run_command(f"{results} local.steps=3")
-    assert len(list((tmp_path / "runs" / "instructions").glob("*/adapter/adapter_model.safetensors"))) == 3
+    runs = tmp_path / "runs" / "instructions-local.steps=3"
+    assert len(list(runs.glob("*/adapter/adapter_model.safetensors"))) == 3
     (ask,) = guide_snippets("python", LANGUAGE_MODELS[1:])
     with quiet_library():
-        exec(ask.text.replace("FedAvg-eight_domains", "FedAvg-eight_domains-local.steps=3"), {})
+        exec(ask.text.replace("runs/instructions/", f"{runs}/"), {})
 
 
 def test_instructions_of_the_test_set_are_new_and_have_the_right_answers(tmp_path: Path) -> None:

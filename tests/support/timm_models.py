@@ -3,7 +3,7 @@
 Importing torchvision, and so timm, fails there without the schemas of two operators that no model here calls.
 """
 
-from importlib.machinery import PathFinder
+import importlib.machinery
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,8 @@ VARIANTS = {
     "swin": "model=tests.support.timm_models:small_swin",
 }
 
-_torchvision = PathFinder.find_spec("torchvision")  # also while it is hidden from libraries that fail with it
+# Also where the program hides it, as it does while it imports a user's module.
+_torchvision = importlib.machinery.PathFinder.find_spec("torchvision")
 assert _torchvision is not None and _torchvision.origin is not None
 try:
     torch.ops.load_library(Path(_torchvision.origin).with_name("_C.so"))

@@ -48,15 +48,7 @@ IMAGES, LARGER, LARGEST = ({"data": {"path": f"{side}.npz"}} for side in (8, 16,
 TEXT, NUMBERS = ({"data": {"path": f"{kind}.npz"}} for kind in ("text", "numbers"))
 BATCH_NORM = {"name": "cnn", "norm": "batch", "dropout": 0.3}
 EXACT = {"local": {"precision": "float64"}}
-# Moving a module to a simulated GPU makes two parameters of one that is tied.
-TINY_GPT = {
-    "model_type": "gpt2",
-    "n_embd": 8,
-    "n_layer": 1,
-    "n_head": 2,
-    "n_positions": 8,
-    "tie_word_embeddings": False,
-}
+TINY_GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2}
 MODELS: dict[str, Settings] = {
     "cnn": IMAGES,
     "emnist_cnn": IMAGES,
@@ -67,7 +59,11 @@ MODELS: dict[str, Settings] = {
     "resnet18": {**IMAGES, **EXACT},
     "resnet18_gn": {**IMAGES, **EXACT, "model": {"name": "resnet18_gn", "stem": "cifar"}},
     "timm": {**LARGER, "model": {"name": "tests.support.timm_models:timm", "model": "test_vit"}},
-    "transformers": {**TEXT, "task": "next_token", "model": {"name": "transformers", "path": TINY_GPT}},
+    "transformers": {
+        **TEXT,
+        "task": "next_token",
+        "model": {"name": "transformers", "path": TINY_GPT2, "lora": {"r": 2}},
+    },
     "vgg11": LARGEST,
     "vit_cifar": IMAGES,
 }

@@ -220,6 +220,7 @@ REFUSED: dict[str, tuple[Any, ModelInterface, dict[str, Any], str]] = {
     "a name of a hub": ("openai/gpt2", CAUSAL, {}, "model.path openai/gpt2 does not exist; set it to a local folder"),
     "no config": ("{}", CAUSAL, {}, "config.json cannot be read (No such file or directory: "),
     "pickles": ("{}/pickles", CAUSAL, {}, "has pytorch_model.bin, but no .safetensors file, and other formats may run"),
+    "an adapter": ("{}/adapter", CAUSAL, {}, "adapter is an adapter; set it to the adapter's base, and model.init to"),
     "cut file": ("{}/cut", CAUSAL, {}, "cut cannot be loaded: "),
     "missing weights": ("{}/lost", CAUSAL, {}, "lost has no weights of transformer.ln_f.bias as its config.json"),
     "other shapes": ("{}/wide", CAUSAL, {}, "wide cannot be loaded: "),
@@ -276,6 +277,7 @@ def defects(bases: Path) -> Path:
     wide = weights | {"transformer.wpe.weight": torch.zeros(24, 48)}
     save_file(wide, bases / "wide" / "model.safetensors", {"format": "pt"})
     adapted = build(bases / "gpt2", lora=LORA)
+    adapted.export(bases, {name: p.detach() for name, p in trained(adapted).items()})
     save_file({name: p.detach() for name, p in trained(adapted).items()}, bases / "adapter.safetensors")
     return bases
 
