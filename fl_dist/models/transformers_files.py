@@ -15,7 +15,7 @@ from fl_dist.common.formatting import shorten, suggest
 from fl_dist.common.imports import without_broken_torchvision
 from fl_dist.common.paths import expand_path
 
-CONFIG, WEIGHTS = "config.json", "*.safetensors"
+CONFIG, WEIGHTS, ADAPTER = "config.json", "*.safetensors", "adapter_config.json"
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
 Dtype = Literal["float32", "bfloat16", "auto"]
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -73,6 +73,11 @@ def read_source(path: str | dict[str, Any]) -> Source:
     if not given.is_dir():
         raise ModelError(
             f"model.path {shorten(given)} does not exist; set it to a local folder with {CONFIG} and weights"
+        )
+    if (given / ADAPTER).exists():  # which the library would follow to another base
+        raise ModelError(
+            f"model.path {given} has an {ADAPTER}: it is an adapter; set model.path to the folder of its whole model, "
+            "and model.pretrained to the adapter's .safetensors file"
         )
     settings = _read_settings(given / CONFIG)
     if any(given.glob(WEIGHTS)):

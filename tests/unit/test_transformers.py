@@ -220,6 +220,12 @@ REFUSED: dict[str, tuple[Any, ModelInterface, dict[str, Any], str]] = {
     "a name of a hub": ("openai/gpt2", CAUSAL, {}, "model.path openai/gpt2 does not exist; set it to a local folder"),
     "no config": ("{}", CAUSAL, {}, "config.json cannot be read (No such file or directory: "),
     "pickles": ("{}/pickles", CAUSAL, {}, "has pytorch_model.bin, but no .safetensors file, and other formats may run"),
+    "an adapter": (
+        "{}/adapted",
+        CAUSAL,
+        {},
+        "has an adapter_config.json: it is an adapter; set model.path to the folder",
+    ),
     "cut file": ("{}/cut", CAUSAL, {}, "cut cannot be loaded: "),
     "missing weights": ("{}/lost", CAUSAL, {}, "lost has no weights of transformer.ln_f.bias as its config.json"),
     "other shapes": ("{}/wide", CAUSAL, {}, "wide cannot be loaded: "),
@@ -266,7 +272,7 @@ def defects(bases: Path) -> Path:
     """Folders that cannot be used, beside those that can."""
     settings = (bases / "gpt2" / "config.json").read_text()
     weights = load_file(bases / "gpt2" / "model.safetensors")
-    for name in ("pickles", "cut", "lost", "wide"):
+    for name in ("pickles", "cut", "lost", "wide", "adapted"):
         (bases / name).mkdir()
         (bases / name / "config.json").write_text(settings)
     (bases / "pickles" / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
@@ -275,6 +281,8 @@ def defects(bases: Path) -> Path:
     save_file(lost, bases / "lost" / "model.safetensors", {"format": "pt"})
     wide = weights | {"transformer.wpe.weight": torch.zeros(24, 48)}
     save_file(wide, bases / "wide" / "model.safetensors", {"format": "pt"})
+    save_file(weights, bases / "adapted" / "model.safetensors", {"format": "pt"})
+    (bases / "adapted" / "adapter_config.json").write_text('{"base_model_name_or_path": "another/base"}')
     adapted = build(bases / "gpt2", lora=LORA)
     save_file({name: p.detach() for name, p in trained(adapted).items()}, bases / "adapter.safetensors")
     return bases
