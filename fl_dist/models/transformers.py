@@ -5,15 +5,20 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fl_dist.common.errors import ModelError, error_message
+from fl_dist.common.errors import FlDistError, ModelError, error_message
 from fl_dist.models.adapters import Lora, add_adapters, file_names, write_adapter
 from fl_dist.models.base import PretrainedModule, models
 from fl_dist.models.transformers_files import Dtype, Source, build_config, load_network, quiet_library, read_source
 
 NETWORK = "network."
 """Begins the names of the network's parameters."""
+
+
+class ExportError(FlDistError):
+    """The final model could not be written for transformers."""
 
 
 class Transformer(PretrainedModule):
@@ -47,10 +52,15 @@ class Transformer(PretrainedModule):
         if self._has_adapters:
             write_adapter(self.network, named, folder / "adapter")
             return
-        with quiet_library():
-            self.network.save_pretrained(folder / "model", state_dict=named)
-        for file in (folder / "model").iterdir():
-            file.chmod(0o644)
+        try:
+            with quiet_library():
+                self.network.save_pretrained(folder / "model", state_dict=named)
+            for file in (folder / "model").iterdir():
+                file.chmod(0o644)
+        except (OSError, SafetensorError) as error:
+            raise ExportError(
+                f"{folder / 'model'} cannot be written: {error_message(error)}; repair that, and start the run again"
+            ) from None
 
 
 @models.register

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fl_dist
+from fl_dist.common.errors import FlDistError
 from fl_dist.common.imports import without_broken_torchvision
 from fl_dist.config import load
 from fl_dist.federation.experiment import Experiment
@@ -360,3 +361,10 @@ def test_a_torchvision_of_another_torch_is_hidden_while_others_are_imported(
     (package / "_C.so").unlink()
     with without_broken_torchvision(), pytest.raises(RuntimeError, match="nms"):
         import torchvision  # noqa: F401
+
+
+def test_a_model_that_cannot_be_written_is_an_error_in_one_line(bases: Path, tmp_path: Path) -> None:
+    module = build(bases / "gpt2")
+    (tmp_path / "model").write_text("a file where the folder has to be")
+    with pytest.raises(FlDistError, match="model cannot be written: .*; repair that, and start the run again"):
+        module.export(tmp_path, {name: p.detach() for name, p in trained(module).items()})
