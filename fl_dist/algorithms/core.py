@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fl_dist.common.errors import UserError
+from fl_dist.common.formatting import suggest
 from fl_dist.common.hook_contract import (
     HookContractError,
     TensorKind,
@@ -362,8 +363,11 @@ class Algorithm:
 
     def upload_bytes(self, r: Round, number_bytes: int) -> int:
         """Bytes of a client's update, in numbers of `number_bytes` unless a part compresses it."""
-        declared = [size for part in self.parts if (size := part.upload_bytes(r, number_bytes)) is not None]
-        return math.ceil(declared[-1]) if declared else r.parameter_count * number_bytes
+        size: float = r.parameter_count * number_bytes
+        for part in self.parts:
+            if (declared := part.upload_bytes(r, number_bytes)) is not None:
+                size = float(require_number(_hook(part, "upload_bytes"), declared))
+        return math.ceil(size)
 
     def aggregate(self, delta: Tensor, updates: Tensor | None, s: Vars, r: Round) -> Tensor:
         """What the server uses as the clients' update: their mean, unless a part has another rule."""
@@ -524,6 +528,8 @@ def _check_names(part: Part) -> None:
     for kind in ("server", "client", "published", "layers", "needs", "after"):
         if isinstance(value := getattr(part, kind), str):
             raise ChainError(f"{who}: {kind} must be a tuple of names, not the text {value!r}")
+    if unknown := sorted(set(part.needs) - set(get_args(Need))):
+        raise ChainError(f"{who} has the need {unknown[0]!r}; {suggest(unknown[0], get_args(Need))}")
     check_hook_names(who, part, Part)
 
 

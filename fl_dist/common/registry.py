@@ -51,6 +51,7 @@ class Registry(Generic[T]):
         """`product`: the type that a builder has to return; `supplied`: arguments that the program can pass to it."""
         self.kind, self.product, self.supplied = kind, product, supplied
         self._builders: dict[str, Callable[..., T]] = {}
+        self._names: dict[Any, str] = {}
         self._schemas: dict[str, type[StrictModel]] = {}
 
     def register(self, builder: F) -> F:
@@ -63,13 +64,14 @@ class Registry(Generic[T]):
         def decorate(builder: F) -> F:
             assert name not in self._builders, f"{self.kind} {name!r} is registered twice"
             self._builders[name] = builder
+            self._names.setdefault(builder, name)
             return builder
 
         return decorate
 
     def name_of(self, builder: Any) -> str | None:
         """The name under which a builder is registered."""
-        return next((name for name, known in self._builders.items() if known is builder), None)
+        return self._names.get(builder)
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._builders))

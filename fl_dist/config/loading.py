@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +38,8 @@ from fl_dist.diagnostics import build_diagnostics, diagnostics
 from fl_dist.optimizers import depends_on_rounds
 
 M = TypeVar("M", bound=BaseModel)
+UNION_MEMBER = re.compile(r"int$|float$|bool$|str$|constrained-|.*\[")
+"""How pydantic calls the types of a key that takes several."""
 MISSING_REQUIREMENT = {
     "uniform weights": "bounds each client's part in the mean, which needs equal weights; set server.weighting=uniform",
     "all updates": "needs every client's update; set comm.reduce=gather",
@@ -107,7 +110,7 @@ def _parse(schema: type[Any], raw: dict[str, Any], path: KeyPath, sources: Sourc
     try:
         return schema.model_validate(raw)
     except ValidationError as e:
-        raise ConfigError(_explain(e.errors()[0], path, schema, sources)) from None
+        raise ConfigError(_explain(_clearest(e.errors()), path, schema, sources)) from None
 
 
 def _validate_builder(section: str, keys: dict[str, Any], sources: Sources) -> dict[str, Any]:
@@ -209,7 +212,7 @@ def _validate_settings(
     except (UnknownNameError, UserImportError, BuilderError) as e:
         raise ConfigError(f"{_dotted(path)}: {e} (set {source_of((*path, 'name'), sources)})") from e
     except ValidationError as e:
-        message = _explain(e.errors()[0], path, registry.schema(name), sources, ("name", *common))
+        message = _explain(_clearest(e.errors()), path, registry.schema(name), sources, ("name", *common))
         raise ConfigError(message) from None
 
 
@@ -332,7 +335,7 @@ def _explain(
     error: ErrorDetails, path: KeyPath, schema: type[BaseModel], sources: Sources, common: tuple[str, ...] = ()
 ) -> str:
     """One line for a validation error: key, file, what is wrong, what would be right."""
-    location = tuple(step for step in error["loc"] if not (isinstance(step, str) and "[" in step))
+    location = _keys_of(error)
     full = path + location
     key, source = _dotted(full), f"(set {source_of(full, sources)})"
     if error["type"] == "extra_forbidden" and key in RENAMED_KEYS:
@@ -343,6 +346,18 @@ def _explain(
     if error["type"] == "missing":
         return f"missing key {key}: {_dotted(path) or 'the configuration'} needs it"
     return f"{key} {source}: {error['msg'][0].lower()}{error['msg'][1:]}, got {shorten(repr(error['input']))}"
+
+
+def _clearest(errors: list[ErrorDetails]) -> ErrorDetails:
+    """The first; of a key that takes several types, the error for the one that the value has."""
+    key = _keys_of(errors[0])
+    of_key = [error for error in errors if _keys_of(error)[: len(key)] == key]
+    return max(of_key, key=lambda error: (not error["type"].endswith(("_type", "literal_error")), len(error["loc"])))
+
+
+def _keys_of(error: ErrorDetails) -> KeyPath:
+    """Where the error is, without the types among which a key may choose."""
+    return tuple(step for step in error["loc"] if not (isinstance(step, str) and UNION_MEMBER.match(step)))
 
 
 def _siblings(schema: type[BaseModel], location: KeyPath) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fl_dist.algorithms.core import part_name
 from fl_dist.common.formatting import pluralize
 from fl_dist.common.hashing import hash_tensors
 from fl_dist.common.imports import hash_sources
@@ -64,7 +65,7 @@ def describe_weights(experiment: Experiment) -> list[str]:
 def describe_assumptions(experiment: Experiment) -> list[str]:
     """Which parts of the algorithm are no longer their paper's with the run's optimiser."""
     name = experiment.config.local.optimizer["name"]
-    parts = [type(part).__name__.lower() for part in experiment.algorithm.parts if part.assumes_sgd]
+    parts = [part_name(part) for part in experiment.algorithm.parts if part.assumes_sgd]
     if name == "sgd" or not parts:
         return []
     return [

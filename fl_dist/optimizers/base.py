@@ -51,7 +51,7 @@ def check_optimizer(name: str, optimizer: Optimizer) -> None:
     check_hook_names(who, optimizer, Optimizer)
     try:
         state = optimizer.init(w)
-        _check_state(who, state)
+        _check_state(who, state, w)
         kinds = {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in state.items()}
         results = [optimizer.step(w, torch.ones(3), state, 0.1) for _ in range(2)]  # type: ignore[func-returns-value]
     except HookContractError:
@@ -66,6 +66,9 @@ def check_optimizer(name: str, optimizer: Optimizer) -> None:
         require_same_kind(f"{who}: its variable {key!r}", state[key], kind)
 
 
-def _check_state(who: str, state: Any) -> None:
+def _check_state(who: str, state: Any, w: Tensor) -> None:
     if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise HookContractError(f"{who}: init gave {describe_value(state)}, not a dict of tensors")
+    for key, tensor in state.items():
+        if tensor.data_ptr() == w.data_ptr():
+            raise HookContractError(f"{who}: init gave `w` itself as {key!r}, which every step changes; give w.clone()")

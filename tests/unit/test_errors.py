@@ -30,6 +30,18 @@ BAD_VALUES = [
     ("local.ephocs=1", "unknown key local.ephocs (set on the command line); did you mean 'epochs'?"),
     ("loca.lr=0.1", "unknown key loca (set on the command line); did you mean 'local'?"),
     ("rounds=many", "rounds (set on the command line): input should be a valid integer"),
+    (
+        "local.batch_size=half",
+        "local.batch_size (set on the command line): input should be a valid integer, got 'half'",
+    ),
+    (
+        "data={name: parquet, path: x, test: 2}",
+        "data.test (set on the command line): input should be less than 1, got 2",
+    ),
+    (
+        "data={name: parquet, path: x, classes: [a, 3]}",
+        "data.classes.1 (set on the command line): input should be a valid string, got 3",
+    ),
     ("seed=true", "seed (set on the command line): input should be a valid integer, got True"),
     ("local.lr=-1", "local.lr (set on the command line): input should be greater than 0, got -1"),
     ("algorithm.name=fedsma", "algorithm: unknown algorithm 'fedsma'; did you mean 'fedsam'? One of your own"),

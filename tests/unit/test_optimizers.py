@@ -332,6 +332,10 @@ class TestUserOptimizers:
         def init(self, w: Tensor) -> dict[str, Tensor]:
             return {"t": 0}  # type: ignore[dict-item]
 
+    class Aliases(Optimizer):
+        def init(self, w: Tensor) -> dict[str, Tensor]:
+            return {"anchor": w}
+
     class Fails(Optimizer):
         def step(self, w: Tensor, direction: Tensor, state: dict[str, Tensor], lr: float) -> None:
             w.sub_(state["m"])
@@ -347,6 +351,7 @@ class TestUserOptimizers:
             (Adds, "step changed the names in `state`"),
             (Reshapes, "its variable 'm' became a tensor of float32 and shape [3]"),
             (Numbers, "init gave a dict, not a dict of tensors"),
+            (Aliases, "init gave `w` itself as 'anchor', which every step changes; give w.clone()"),
             (Fails, "failed on a vector of 3 ones: KeyError: 'm'"),
             (Misspelt, "has a method 'stepp', which is not a hook; did you mean 'step'?"),
         ],

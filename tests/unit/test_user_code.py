@@ -181,6 +181,10 @@ BAD_PARTS = {
         "part userpart has 'extra', which is called 'extra_passes'; rename it",
     ),
     "text for names": ("client = 'memory'", "part userpart: client must be a tuple of names, not the text 'memory'"),
+    "misspelt need": (
+        "needs = ('all_updates',)",
+        "part userpart has the need 'all_updates'; did you mean 'all updates'?",
+    ),
 }
 
 
