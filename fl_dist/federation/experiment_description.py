@@ -72,6 +72,15 @@ def describe_assumptions(experiment: Experiment) -> list[str]:
     ]
 
 
+def describe_cohorts(experiment: Experiment) -> str:
+    """How many clients take part in a round."""
+    clients = experiment.config.clients
+    total = pluralize(clients.total, "client")
+    if experiment.schedule is None and clients.sampling == "bernoulli":
+        return f"{clients.per_round} of {total} per round on average"
+    return f"{experiment.max_cohort} of {total} per round"
+
+
 def describe_size(experiment: Experiment) -> str:
     model = experiment.model
     names = {name for name, _ in model.module.named_parameters()}

@@ -209,7 +209,10 @@ ERRORS = [
     ("local.optimizer={name: adamw, keep: always}", "local.optimizer.keep (set on the command line): input should be"),
     ("local.optimizer={name: sgd, betas: [0.9, 0.9]}", "unknown key local.optimizer.betas (set on the command line)"),
     ("local={optimizer: adamw, momentum: 0.9}", "local.momentum is 0.9, which the optimizer adamw does not use; set"),
-    ("local.optimizer=null", "local.optimizer (set on the command line): input should be a valid dictionary"),
+    (
+        "local.optimizer=null",
+        "local.optimizer (set on the command line): input should be a mapping such as {key: value}, got None",
+    ),
     ("local={schedule: cosine, lr_decay: 0.99}", "local.lr_decay is 0.99, which the schedule cosine does not use; set"),
     ("local={schedule: {name: exponential, decay: 0.5}, lr_decay: 0.9}", "local.lr_decay is 0.9, which the schedule"),
     ("local.schedule=cosin", "local.schedule: unknown schedule 'cosin'; did you mean 'cosine'?"),
