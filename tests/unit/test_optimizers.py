@@ -397,10 +397,17 @@ class TestMemory:
     ("algorithm", "part"), [("scaffold", "scaffold"), ("fedcm", "clientmomentum"), ("fedsam", ""), ("feddyn", "")]
 )
 def test_methods_that_assume_sgd_are_named(algorithm: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for optimizer in ("sgd", "adamw"):
-        assert main(["--check", f"algorithm={algorithm}", f"local.optimizer={optimizer}"]) == 0
+    for optimizer, momentum, cause in (
+        ("sgd", 0, ""),
+        ("sgd", 0.9, "local.momentum=0.9"),
+        ("adamw", 0, "local.optimizer=adamw"),
+    ):
+        overrides = [f"algorithm={algorithm}", f"local.optimizer={optimizer}", f"local.momentum={momentum}"]
+        assert main(["--check", *overrides]) == 0
+        line = f"# part {part} takes updates for steps of sgd without momentum; with {cause} it is another method"
         output = capsys.readouterr().out
-        assert (f"# part {part} takes updates for steps of sgd" in output) == bool(part and optimizer == "adamw")
+        assert (line in output) == bool(part and cause)
+        assert ("# part" in output) == bool(part and cause)
 
 
 def test_config_defaults_need_no_validation() -> None:
