@@ -38,6 +38,7 @@ from fl_dist.federation.experiment_description import (
     data_facts,
     describe,
     describe_assumptions,
+    describe_cohorts,
     describe_size,
     describe_weights,
 )
@@ -225,7 +226,7 @@ def _announce(experiment: Experiment, group: ProcessGroup, start: Checkpoint | N
         named = " + ".join([config.algorithm["name"], *added]) if "name" in config.algorithm else ""
         name = named or experiment.algorithm.describe()
         fields = [name, config.data["name"], f"{config.model['name']} with {describe_size(experiment)}"]
-        fields += [f"{experiment.max_cohort} of {pluralize(config.clients.total, 'client')} per round"]
+        fields += [describe_cohorts(experiment)]
         fields += [f"{ranks} on {group.device.type}"]
         for line in [*wrap_fields(fields, terminal_width()), *describe_weights(experiment), *resumed]:
             write_line(line)

@@ -180,7 +180,8 @@ class Part:
     min_clients: int = 1
     """The fewest clients of a round with which `aggregate` works."""
     assumes_sgd: bool = False
-    """Whether it takes a client's update for steps along the directions, as with no other optimiser: a warning then."""
+    """Whether it takes a client's update for plain steps along the directions: with momentum or another optimiser,
+    a run warns."""
     layers: tuple[str, ...] = ()
     """Layers of the model whose outputs `penalty` needs, by their names in `named_modules`."""
     reports: ClassVar[dict[str, str]] = {}

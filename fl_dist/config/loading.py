@@ -46,6 +46,13 @@ MISSING_REQUIREMENT = {
     "opacus": "needs the package opacus for its accountant: pip install 'fl_dist[privacy]'",
 }
 
+YAML_TYPES = {
+    "list_type": "a list such as [a, b]",
+    "tuple_type": "a list such as [a, b]",
+    "dict_type": "a mapping such as {key: value}",
+    "model_type": "a mapping such as {key: value}",
+}
+
 
 def load(path: str | None, overrides: list[str]) -> Config:
     """The validated configuration of a file and overrides, with every default filled in."""
@@ -88,7 +95,7 @@ def validate_mapping(schema: type[M], raw: Any, source: str) -> M:
         error = e.errors()[0]
         key = _dotted(error["loc"])
         if error["type"] != "extra_forbidden":
-            message = f"{source}: {key}: {error['msg'].lower()}, got {shorten(repr(error['input']))}"
+            message = f"{source}: {key}: {_expected(error)}, got {shorten(repr(error['input']))}"
         elif key in RENAMED_KEYS:
             message = f"{key} is now {RENAMED_KEYS[key]} (set in {source})"
         elif key in Config.model_fields:
@@ -341,11 +348,26 @@ def _explain(
     if error["type"] == "extra_forbidden" and key in RENAMED_KEYS:
         return f"{key} is now {RENAMED_KEYS[key]} {source}"
     if error["type"] == "extra_forbidden":
+        if schema is Config and len(location) == 1 and (nested := _keys_of_sections(str(location[0]))):
+            return f"unknown key {key} {source}; did you mean {nested}?"
         siblings = [*_siblings(schema, location), *(common if len(location) == 1 else ())]
         return f"unknown key {key} {source}; {suggest(str(location[-1]), siblings)}"
     if error["type"] == "missing":
         return f"missing key {key}: {_dotted(path) or 'the configuration'} needs it"
-    return f"{key} {source}: {error['msg'][0].lower()}{error['msg'][1:]}, got {shorten(repr(error['input']))}"
+    return f"{key} {source}: {_expected(error)}, got {shorten(repr(error['input']))}"
+
+
+def _expected(error: ErrorDetails) -> str:
+    """What a value should be, in the words of YAML instead of Python's or JSON's."""
+    if error["type"] in YAML_TYPES:
+        return f"input should be {YAML_TYPES[error['type']]}"
+    return f"{error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _keys_of_sections(name: str) -> str:
+    """Keys of this name in the sections of a configuration, for a reader who left the section out."""
+    sections = {key: section_of(field.annotation) for key, field in Config.model_fields.items()}
+    return " or ".join(f"{key}.{name}" for key, section in sections.items() if section and name in section.model_fields)
 
 
 def _clearest(errors: list[ErrorDetails]) -> ErrorDetails:
@@ -390,7 +412,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     scheduled = [
         f"{section}.schedule" for section in ("local", "server") if depends_on_rounds(new[section]["schedule"])
     ]
-    reasons = {"rounds": f", used by {' and '.join(scheduled)}"} if scheduled else {}
+    reasons = {"rounds": f", used by {' and '.join(scheduled)}" if scheduled else ", which may only be raised"}
     ignored += ("rounds.",) if new["rounds"] > old["rounds"] and not scheduled else ()
     changed = [k for k in changed if not f"{k}.".startswith(ignored)]
     return [f"{shorten(k)}: {shorten(before.get(k))} -> {shorten(after.get(k))}{reasons.get(k, '')}" for k in changed]

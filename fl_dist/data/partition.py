@@ -196,9 +196,9 @@ def given(clients: int, given: np.ndarray | None) -> RowLists:
     """The client ids that come with the data."""
     if given is None:
         raise DataError("partition given: the data set has no client ids; choose another partition")
-    if given.max() >= clients:
+    if given.max() + 1 != clients:
         raise DataError(
-            f"partition given: the data has a client {given.max()}, clients.total is {clients};"
+            f"partition given: the data has clients 0 to {given.max()}, but clients.total is {clients};"
             f" set it to {given.max() + 1}"
         )
     return _rows_by_id(given, clients)

@@ -64,13 +64,23 @@ def describe_weights(experiment: Experiment) -> list[str]:
 
 def describe_assumptions(experiment: Experiment) -> list[str]:
     """Which parts of the algorithm are no longer their paper's with the run's optimiser."""
-    name = experiment.config.local.optimizer["name"]
+    local = experiment.config.local
+    name, is_sgd = local.optimizer["name"], local.optimizer["name"] == "sgd"
     parts = [part_name(part) for part in experiment.algorithm.parts if part.assumes_sgd]
-    if name == "sgd" or not parts:
+    if not parts or (is_sgd and local.momentum == 0):
         return []
-    return [
-        f"part {' and '.join(parts)} takes updates for steps of sgd; with local.optimizer={name} it is another method"
-    ]
+    cause = f"local.momentum={local.momentum:g}" if is_sgd else f"local.optimizer={name}"
+    part = " and ".join(parts)
+    return [f"part {part} takes updates for steps of sgd without momentum; with {cause} it is another method"]
+
+
+def describe_cohorts(experiment: Experiment) -> str:
+    """How many clients take part in a round."""
+    clients = experiment.config.clients
+    total = pluralize(clients.total, "client")
+    if experiment.schedule is None and clients.sampling == "bernoulli":
+        return f"{clients.per_round} of {total} per round on average"
+    return f"{experiment.max_cohort} of {total} per round"
 
 
 def describe_size(experiment: Experiment) -> str:

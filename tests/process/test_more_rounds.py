@@ -45,7 +45,7 @@ class TestMoreRounds:
 
     def test_fewer_rounds_are_refused(self, long_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([*self.LONG, "rounds=5", f"run.dir={long_run}"]) == 2
-        assert "belongs to another config (rounds: 6 -> 5)" in capsys.readouterr().err
+        assert "belongs to another config (rounds: 6 -> 5, which may only be raised)" in capsys.readouterr().err
         assert main([*self.LONG, "rounds=6", f"run.dir={long_run}"]) == 2
         assert "is finished; raise rounds to continue" in capsys.readouterr().err
 

@@ -203,7 +203,7 @@ def test_a_failed_run_resumes_without_the_callback(train: Train) -> None:
         ("[{early_stopping: {target: 1, metric: loss}}]", "say whether max or min of loss is best"),
         ("[{best_model: {optional: maybe}}]", "callbacks.0.best_model.optional"),
         ("[json:loads]", "callback"),
-        ("5", "callbacks (set on the command line): input should be a valid list"),
+        ("5", "callbacks (set on the command line): input should be a list such as [a, b], got 5"),
     ],
 )
 def test_invalid_callback_lists_are_refused_before_training(

@@ -29,6 +29,13 @@ BAD_VALUES = [
     ("local.learning_rate=0.1", "unknown key local.learning_rate (set on the command line); valid: batch_size, clip"),
     ("local.ephocs=1", "unknown key local.ephocs (set on the command line); did you mean 'epochs'?"),
     ("loca.lr=0.1", "unknown key loca (set on the command line); did you mean 'local'?"),
+    ("lr=0.1", "unknown key lr (set on the command line); did you mean local.lr or server.lr?"),
+    ("per_round=3", "unknown key per_round (set on the command line); did you mean clients.per_round?"),
+    ("local=3", "local (set on the command line): input should be a mapping such as {key: value}, got 3"),
+    (
+        "local.optimizer={name: adamw, betas: 3}",
+        "local.optimizer.betas (set on the command line): input should be a list",
+    ),
     ("rounds=many", "rounds (set on the command line): input should be a valid integer"),
     (
         "local.batch_size=half",

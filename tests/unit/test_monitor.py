@@ -43,6 +43,14 @@ def test_the_console_prints_a_line_per_round_and_a_summary(tmp_path: Path, capsy
     assert [line.split("  ")[0] for line in lines[5:]] == expected
 
 
+def test_the_number_of_clients_is_a_mean_if_each_is_drawn_by_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clients = "clients={total: 4, per_round: 2, sampling: bernoulli}"
+    assert main([*SMALL, clients, "rounds=1", f"run.dir={tmp_path}", "monitor.wandb.mode=disabled"]) == 0
+    assert " · 2 of 4 clients per round on average · " in capsys.readouterr().out
+
+
 def test_records_have_the_documented_keys(tmp_path: Path) -> None:
     assert main([*SMALL, f"run.dir={tmp_path}", "monitor.wandb.mode=disabled", "evaluate.every=2"]) == 0
     records = read_records(tmp_path)

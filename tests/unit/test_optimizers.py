@@ -209,7 +209,10 @@ ERRORS = [
     ("local.optimizer={name: adamw, keep: always}", "local.optimizer.keep (set on the command line): input should be"),
     ("local.optimizer={name: sgd, betas: [0.9, 0.9]}", "unknown key local.optimizer.betas (set on the command line)"),
     ("local={optimizer: adamw, momentum: 0.9}", "local.momentum is 0.9, which the optimizer adamw does not use; set"),
-    ("local.optimizer=null", "local.optimizer (set on the command line): input should be a valid dictionary"),
+    (
+        "local.optimizer=null",
+        "local.optimizer (set on the command line): input should be a mapping such as {key: value}, got None",
+    ),
     ("local={schedule: cosine, lr_decay: 0.99}", "local.lr_decay is 0.99, which the schedule cosine does not use; set"),
     ("local={schedule: {name: exponential, decay: 0.5}, lr_decay: 0.9}", "local.lr_decay is 0.9, which the schedule"),
     ("local.schedule=cosin", "local.schedule: unknown schedule 'cosin'; did you mean 'cosine'?"),
@@ -399,10 +402,17 @@ class TestMemory:
     ("algorithm", "part"), [("scaffold", "scaffold"), ("fedcm", "clientmomentum"), ("fedsam", ""), ("feddyn", "")]
 )
 def test_methods_that_assume_sgd_are_named(algorithm: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for optimizer in ("sgd", "adamw"):
-        assert main(["--check", f"algorithm={algorithm}", f"local.optimizer={optimizer}"]) == 0
+    for optimizer, momentum, cause in (
+        ("sgd", 0, ""),
+        ("sgd", 0.9, "local.momentum=0.9"),
+        ("adamw", 0, "local.optimizer=adamw"),
+    ):
+        overrides = [f"algorithm={algorithm}", f"local.optimizer={optimizer}", f"local.momentum={momentum}"]
+        assert main(["--check", *overrides]) == 0
+        line = f"# part {part} takes updates for steps of sgd without momentum; with {cause} it is another method"
         output = capsys.readouterr().out
-        assert (f"# part {part} takes updates for steps of sgd" in output) == bool(part and optimizer == "adamw")
+        assert (line in output) == bool(part and cause)
+        assert ("# part" in output) == bool(part and cause)
 
 
 def test_config_defaults_need_no_validation() -> None:

@@ -282,7 +282,8 @@ def test_given_ids_are_used_as_they_are() -> None:
 def test_given_ids_must_fit_the_clients() -> None:
     labels, ids = np.zeros(6, int), np.array([3, 0, 1, 0, 3, 3])
     assert "has no client ids" in message("given", labels, 4, 0, None)
-    assert "has a client 3, clients.total is 3; set it to 4" in message("given", labels, 3, 0, ids)
+    assert "has clients 0 to 3, but clients.total is 3; set it to 4" in message("given", labels, 3, 0, ids)
+    assert "has clients 0 to 3, but clients.total is 5; set it to 4" in message("given", labels, 5, 0, ids)
     assert "client 2 without training rows" in message("given", labels, 4, 0, ids)
 
 
