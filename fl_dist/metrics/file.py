@@ -35,7 +35,7 @@ class MetricsFile:
         content = read_file(self.path) if self.path.exists() else b""
         lines = content.splitlines(keepends=True)
         parsed = [record for record in map(parse_record, lines) if record is not None]
-        by_round = {record.round: record for record in [*parsed, *unwritten] if record.round <= rounds}
+        by_round = {record.round: record for record in [*unwritten, *parsed] if record.round <= rounds}
         if len(by_round) < rounds:
             log.warning("%s lacks %d of the rounds so far", self.path, rounds - len(by_round))
         if len(parsed) < len([line for line in lines if line.endswith(b"\n")]):

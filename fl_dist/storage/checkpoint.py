@@ -85,7 +85,7 @@ class Manifest:
             yield int(client), PackEntry(self.round, *position)
 
     def write(self, root: Path, durable: bool = True) -> None:
-        body = json.dumps(vars(self), sort_keys=True)
+        body = json.dumps(vars(self))  # in the order of the records' keys, as in metrics.jsonl
         data = json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body}).encode()
         for name in (MANIFEST_COPY, MANIFEST) if self.clients else (MANIFEST,):
             write_atomically(root / folder_name(self.round) / name, data, durable)

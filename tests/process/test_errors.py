@@ -37,7 +37,8 @@ def test_nan_in_the_data_ends_every_rank(tmp_path: Path) -> None:
 
 def test_an_empty_client_ends_every_rank(tmp_path: Path) -> None:
     data = npz_arguments(save_npz(tmp_path / "d.npz", client=np.arange(40) % 3))
-    expect_on_every_rank(3, [*SMALL_RUN, *data, f"run.dir={tmp_path / 'run'}"], "client 3")
+    expected = "the data has clients 0 to 2, but clients.total is 4; set it to 3"
+    expect_on_every_rank(3, [*SMALL_RUN, *data, f"run.dir={tmp_path / 'run'}"], expected)
 
 
 def test_a_folder_of_another_config_ends_every_rank(tmp_path: Path) -> None:

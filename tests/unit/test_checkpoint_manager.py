@@ -451,6 +451,15 @@ class TestRecords:
         assert file.resume(3) == self.RECORDS[:3]
         assert read_records(file) == self.RECORDS[:3]
 
+    def test_records_in_the_file_count_and_are_not_written_again(self, tmp_path: Path) -> None:
+        file = MetricsFile(tmp_path / "m.jsonl")
+        for record in self.RECORDS[:2]:
+            file.append(record)
+        before = file.path.read_bytes(), file.path.stat().st_ino
+        other = self.RECORDS[1].model_copy(update={"test": {"loss": 9.0}})
+        assert file.resume(2, [other]) == self.RECORDS[:2]
+        assert (file.path.read_bytes(), file.path.stat().st_ino) == before
+
     def test_records_of_a_checkpoint_are_kept_while_the_disk_is_full(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

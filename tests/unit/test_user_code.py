@@ -211,7 +211,8 @@ def test_two_parts_cannot_set_the_same_transient_variable(
     hook: str, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / f"{name}.py").write_text(f"{PARTS}    {SETTERS[hook]}\n")
-    line = run_error([f"algorithm={{parts: [scaffold, {name}:UserPart]}}", "clients.on_failure=drop"], capsys)
+    chain = f"algorithm={{parts: [scaffold, {name}:UserPart]}}"
+    line = run_error([chain, "clients.on_failure=drop", "local.momentum=0"], capsys)
     assert (
         "parts scaffold and userpart both set the transient client variable 'correction'; rename it in one of" in line
     )
