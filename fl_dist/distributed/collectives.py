@@ -12,6 +12,8 @@ from fl_dist.distributed.failure_detector import FailureDetector
 
 MIN_POLL_SECONDS, MAX_POLL_SECONDS = 50e-6, 2e-3
 """Between two looks at a collective of NCCL."""
+MAX_GATHERED_BYTES = 1 << 22
+"""Of a small reduce, on rank 0: all ranks' tensors. Above it gloo's own reduce, which divides the work, is faster."""
 
 Messages = list[tuple[Tensor, int]]
 """Tensors, each with the rank that it goes to or comes from."""
@@ -42,8 +44,9 @@ class LocalCollectives:
 
 
 class DistributedCollectives:
-    def __init__(self, device: torch.device, uses_nccl: bool, failure_detector: FailureDetector) -> None:
-        self._device, self._uses_nccl, self._failure_detector = device, uses_nccl, failure_detector
+    def __init__(self, rank: int, size: int, device: torch.device, uses_nccl: bool, detector: FailureDetector) -> None:
+        self._rank, self._size = rank, size
+        self._device, self._uses_nccl, self._failure_detector = device, uses_nccl, detector
         self._reduces_on_host = device.type == "cuda" and not uses_nccl
         """gloo reduces host memory only."""
 
@@ -54,9 +57,21 @@ class DistributedCollectives:
     def reduce(self, tensor: Tensor) -> None:
         staged = tensor.cpu() if self._reduces_on_host else tensor
         with self._failure_detector.waiting():
-            self._finish(dist.reduce(staged, dst=0, async_op=self._uses_nccl))
+            if staged.is_cpu and staged.nbytes * self._size <= MAX_GATHERED_BYTES:
+                self._gather_and_add(staged)
+            else:
+                self._finish(dist.reduce(staged, dst=0, async_op=self._uses_nccl))
         if staged is not tensor:
             tensor.copy_(staged)
+
+    def _gather_and_add(self, tensor: Tensor) -> None:
+        """A reduce in one step; that of gloo passes parts from rank to rank, which takes two to four times as long."""
+        if self._rank != 0:
+            dist.gather(tensor, dst=0)
+            return
+        table = tensor.new_empty((self._size, *tensor.shape))
+        dist.gather(tensor, list(table), dst=0)
+        torch.sum(table, 0, dtype=tensor.dtype, out=tensor)
 
     def exchange(self, sends: Messages, receives: Messages) -> None:
         with self._failure_detector.waiting():

@@ -70,7 +70,9 @@ class ProcessGroup:
         self.store.waiting = self.failure_detector.waiting
         self.collectives: Collectives = LocalCollectives()
         if self._is_distributed:
-            self.collectives = DistributedCollectives(device, self._uses_nccl, self.failure_detector)
+            self.collectives = DistributedCollectives(
+                self.rank, self.size, device, self._uses_nccl, self.failure_detector
+            )
         else:
             self.store.set("host/0", hostname())
 

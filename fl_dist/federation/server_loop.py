@@ -40,8 +40,6 @@ from fl_dist.storage.checkpoint_writer import CheckpointWriter
 from fl_dist.storage.run_folder import METRICS, MODEL, SUMMARY, RunFolder
 
 log = logging.getLogger(__name__)
-REPORT_INTERVAL = 0.05
-"""Seconds within which records are reported together: one by one, beside short rounds, they cost five times more."""
 
 
 class ServerLoop:
@@ -67,10 +65,7 @@ class ServerLoop:
         self.is_finished = False
         """The run is complete, as all ranks were told with the last command."""
         self._pending: PendingRecord | None = None
-        """Of the last round, until it was evaluated."""
-        self._completed: list[PendingRecord] = []
-        """Of rounds before it, until the callbacks have seen them."""
-        self._reported_at = 0.0
+        """Of the last round, until it was evaluated and the callbacks have seen it."""
         self._assignment: dict[int, int] = {}
         self._trained: dict[int, ClientReport] = {}
         done = 0 if start is None else start.manifest.round
@@ -140,16 +135,12 @@ class ServerLoop:
         assert self._pending is not None
         extra = {
             "row": self._pending.record.to_json(),  # of the last round, which callbacks have not seen
-            "rows": [record.to_json() for record in self._unwritten_records()],
+            "rows": [record.to_json() for record in self._metrics.unwritten],  # which they have, but not the file
             "speeds": self.server.speeds.dump(),
             "device": device_name(self.experiment.device),
             "callbacks": self._listed.state_dict(),
         }
         return tensors | self._diagnostics.tensors(), extra
-
-    def _unwritten_records(self) -> list[RoundRecord]:
-        """Of complete rounds: those that the file could not hold, and those not reported yet."""
-        return [*self._metrics.unwritten, *(pending.record for pending in self._completed)]
 
     def step(self, index: int, assignment: dict[int, int], up: Uplink, updates: Tensor | None) -> None:
         """The server step, and the record of the round; `updates`: those that were gathered."""
@@ -181,33 +172,22 @@ class ServerLoop:
         self._pending.record = self._evaluation.add(self._pending.record, measured, seconds, self.group.size)
 
     def report_pending(self) -> None:
-        """While others train: complete the record of the last round, and show it to all callbacks.
+        """While others train: complete the record of the last round, and show it to all callbacks."""
+        record = self._complete_pending()
+        if record is not None:
+            self._call_listed(record)
 
-        Records of very short rounds wait for each other, unless the configuration lists callbacks: these may ask for
-        the model of the round.
-        """
-        self._complete_pending()
-        if self._listed or time.perf_counter() - self._reported_at >= REPORT_INTERVAL:
-            for record in self.report_completed():
-                self._call_listed(record)
-
-    def _complete_pending(self) -> None:
-        """Evaluate the last round's model if that is still to be done."""
+    def _complete_pending(self) -> RoundRecord | None:
+        """Evaluate the last round's model if that is still to be done; the built-in callbacks see the record."""
         pending, self._pending = self._pending, None
-        if pending is not None:
-            for callback in self._server_callbacks:
-                callback.complete(pending, self.is_finished)
-            self._completed.append(pending)
-
-    def report_completed(self) -> list[RoundRecord]:
-        """Show the built-in callbacks all records that they have not seen."""
-        records, self._completed = [pending.record for pending in self._completed], []
-        for record in records:
-            self.records.append(record)
-            for callback in self._builtin:
-                callback.on_round_end(record, self.context)
-        self._reported_at = time.perf_counter()
-        return records
+        if pending is None:
+            return None
+        for callback in self._server_callbacks:
+            callback.complete(pending, self.is_finished)
+        self.records.append(pending.record)
+        for builtin in self._builtin:
+            builtin.on_round_end(pending.record, self.context)
+        return pending.record
 
     def _call_listed(self, record: RoundRecord) -> None:
         with self.group.failure_detector.activity(f"the callbacks of round {record.round}"):
@@ -215,8 +195,7 @@ class ServerLoop:
 
     def finish(self, stop: StopRequest) -> None:
         """After the last round: the model, before anything of the user's may fail; the summary; the callbacks' end."""
-        self._complete_pending()
-        records = self.report_completed()
+        record = self._complete_pending()
         if self.is_finished:
             self._write_model()
         summary = self._write_summary()
@@ -225,7 +204,7 @@ class ServerLoop:
             stack.callback(stop.disarm)  # everything is saved; W&B has a limit of its own
             for callback in (*self._builtin, self._listed):
                 stack.callback(callback.on_run_end, summary, self.context)
-            for record in records:
+            if record is not None:
                 self._call_listed(record)
         if not self.is_finished:
             write_line(f"interrupted after round {self.records[-1].round}; start it again to resume")

@@ -51,7 +51,7 @@ def train(
         loop.finish()
         return loop.is_finished
     finally:
-        loop.close()
+        loop.writer.close()
 
 
 class TrainingLoop:
@@ -170,14 +170,6 @@ class TrainingLoop:
         self.writer.join()
         if self.server_loop is not None:
             self.server_loop.finish(self.stop)
-
-    def close(self) -> None:
-        """Also after an error: completed rounds are reported."""
-        try:
-            if self.server_loop is not None:
-                self.server_loop.report_completed()
-        finally:
-            self.writer.close()
 
 
 def client_reader(folder: RunFolder, start: Checkpoint | None) -> ReadClient:

@@ -1,7 +1,6 @@
 """Monitoring: the console, metrics.jsonl, plots."""
 
 import logging
-import math
 import re
 import sys
 from pathlib import Path
@@ -15,16 +14,13 @@ from fl_dist.callbacks.console import Console, Warnings
 from fl_dist.callbacks.wandb import resolve_mode
 from fl_dist.common.formatting import format_bytes, format_duration
 from fl_dist.common.terminal import fit_fields
-from fl_dist.federation import server_loop
 from fl_dist.main import main
 from fl_dist.metrics.record import RoundRecord
 from fl_dist.metrics.wandb_process import Plots
 from fl_dist.plots import surfaces
 from fl_dist.plots.base import distinct_names
 from fl_dist.tasks.classification import Classification
-from tests.support.checkpoints import arguments, run_forked, train_undisturbed
-from tests.support.harness import synchronous_checkpoints
-from tests.support.run_folder import assert_same_run, read_records
+from tests.support.run_folder import read_records
 
 SMALL = ("rounds=3", "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}", "local.epochs=1")
 KEYS = ("round", "test_loss", "test_accuracy", "train_loss", "clients", "bytes_down", "bytes_up", "seconds")
@@ -169,26 +165,3 @@ def test_a_warning_is_printed_above_the_progress_bar(capsys: pytest.CaptureFixtu
     bar.close()
     lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
     assert "warning: a checkpoint failed" in lines
-
-
-class TestReportsOfShortRounds:
-    @pytest.fixture(autouse=True)
-    def _never_due(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(server_loop, "REPORT_INTERVAL", math.inf)
-
-    def test_a_checkpoint_holds_records_that_were_not_reported(self, tmp_path: Path) -> None:
-        folder = tmp_path / "run"
-        with synchronous_checkpoints():
-            assert run_forked(folder, "server:5") < 0
-            assert not (folder / "metrics.jsonl").exists()
-            assert main(arguments(folder)) == 0
-            assert_same_run(folder, train_undisturbed(tmp_path / "plain"))
-        assert [record["round"] for record in read_records(folder)] == [1, 2, 3, 4, 5, 6]
-
-    def test_a_run_that_fails_reports_its_rounds(self, tmp_path: Path) -> None:
-        assert run_forked(tmp_path, "server:4=fail") == 1
-        assert [record["round"] for record in read_records(tmp_path)] == [1, 2, 3]
-
-    def test_listed_callbacks_see_each_round_when_it_ends(self, tmp_path: Path) -> None:
-        assert run_forked(tmp_path, "server:5", "callbacks=[best_model]") < 0
-        assert [record["round"] for record in read_records(tmp_path)] == [1, 2, 3, 4]
