@@ -72,7 +72,7 @@ class FailsInReduce(FailsInLocalStep):
             raise ERRORS[os.environ["ERROR"]]  # collective
 
         if os.environ["RANK"] == "1":
-            torch.distributed.reduce = fail
+            torch.distributed.reduce = torch.distributed.gather = fail
         return super(FailsInLocalStep, self).forward(x.flatten(1))
 
 
