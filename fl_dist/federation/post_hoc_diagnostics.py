@@ -97,7 +97,7 @@ class PostHocDiagnostics:
             oracle = LossOracle(worker, trained)
             for scheduled in due:
                 began = time.perf_counter()
-                context = diagnostic_context(self.experiment, self.server, oracle, start, self._history, round_)
+                context = diagnostic_context(self.server, oracle, start, self._history, round_)
                 values = run_diagnostics([scheduled], context, round_)[scheduled.label]
                 seconds = round(time.perf_counter() - began, 6)
                 found.append({"round": round_, "label": scheduled.label, "values": values, "seconds": seconds})
