@@ -40,7 +40,7 @@ class PostHocDiagnostics:
     ) -> None:
         """`done`: rounds of the run; `tensors`: the server's variables after them, `buffers` among them."""
         self.experiment, self.group, self.done, self._clients = experiment, group, done, clients
-        self.server = Server(experiment, list(group.workers), experiment.take_server_vars())
+        self.server = Server(experiment, list(group.workers), experiment.pop_server_vars())
         self._history = StepHistory(pop_step_history(tensors, experiment.device))
         self.server.restore(tensors)
 

@@ -106,7 +106,7 @@ class Evaluation(ServerCallback):
             return command
         record = pending.record
         idle = record.seconds.local - (record.workers["0"].busy or 0.0)
-        if not self._placement.together(idle, record.seconds.broadcast):
+        if not self._placement.uses_all_ranks(idle, record.seconds.broadcast):
             return command
         own = upcoming.publishes_server_model
         return command._replace(evaluate=EvaluatedModel.PUBLISHED if own else EvaluatedModel.SERVER)

@@ -69,7 +69,7 @@ class TrainingLoop:
         self.experiment, self.group, self.stop, self.is_finished = experiment, group, stop, False
         self.timer, self._allocations = RoundTimer(synchronizer(group.device)), AllocationMonitor(group.device)
         transfer, self.evaluator = HostTransfer(group.device), Evaluator(experiment, group)
-        run_id, server_vars = folder.info.id, experiment.take_server_vars()
+        run_id, server_vars = folder.info.id, experiment.pop_server_vars()
         self.writer = CheckpointWriter(folder.checkpoints, group, run_id, transfer, has_state=bool(experiment.template))
         self.server_loop: ServerLoop | None = None
         """On rank 0."""
@@ -135,7 +135,7 @@ class TrainingLoop:
                 # Local training begins by overwriting its vector, which so has room for another model.
                 x = self.experiment.model.vector if self.server_loop is None else self.server_loop.server.vars.x
                 self.group.collectives.broadcast(x)
-            measured = self.evaluator.together(x, self.down.buffers, index)
+            measured = self.evaluator.evaluate_together(x, self.down.buffers, index)
         if self.server_loop is not None:
             self.server_loop.add_evaluation(measured, self.timer.phases["evaluate"])
 
