@@ -72,7 +72,7 @@ class Checkpoints(ServerCallback):
         is_saving = self._is_due(upcoming, is_last) and (is_last or not is_busy)
         save = SaveScope.NOTHING
         if is_saving:
-            self._folder.check_lock()
+            self._folder.lock.check()
             self._last_saved = upcoming.round_index
             save = SaveScope.EVERYTHING if self._manager.has_missing_files else SaveScope.CHANGED
         return command._replace(save=save, acknowledged=acknowledged, is_committed=is_committed)
