@@ -25,12 +25,12 @@ from fl_dist.distributed.rank_info import RankInfo, find_rank
 from fl_dist.distributed.signals import ExitOnSignal
 from fl_dist.execute import end_failed_run, error_line, exit_code, needs_traceback, terminal_handler, torch_settings
 from fl_dist.federation.client_rows import check_workers
+from fl_dist.federation.client_state import client_reader
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.experiment_description import content_hashes
 from fl_dist.federation.flat_model import FlatModel
 from fl_dist.federation.post_hoc_diagnostics import Measurement, PostHocDiagnostics
 from fl_dist.federation.round_diagnostics import requirements_of
-from fl_dist.federation.train import client_reader
 from fl_dist.plots import surfaces
 from fl_dist.plots.base import check_plot_file, distinct_names
 from fl_dist.storage.checkpoint import Checkpoint, newest_checkpoint, read_server
@@ -177,7 +177,7 @@ def _check_contents(experiment: Experiment, folder: RunFolder) -> None:
 def _restore(experiment: Experiment, group: ProcessGroup, folder: RunFolder) -> PostHocDiagnostics:
     checkpoint = newest_checkpoint(folder.checkpoints, folder.read_info().id, lambda warning: None)
     rounds, server = _server_state(experiment, folder, checkpoint)
-    return PostHocDiagnostics(experiment, group, rounds, server, client_reader(folder, checkpoint))
+    return PostHocDiagnostics(experiment, group, rounds, server, client_reader(folder.checkpoints, checkpoint))
 
 
 def _server_state(

@@ -8,7 +8,6 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -201,7 +200,7 @@ def _compare_contents(experiment: Experiment, folder: RunFolder, group: ProcessG
     """The inputs are those that the run began with, and the same on every rank."""
     contents, text = content_hashes(experiment), None
     if group.rank == 0:
-        folder.compare_contents(contents, asdict(data_facts(experiment)))
+        folder.compare_contents(contents, data_facts(experiment))
         text = json.dumps(contents)
     expected = json.loads(group.store.broadcast_text("contents", text))
     if changed := [name for name in contents if contents[name] != expected[name]]:

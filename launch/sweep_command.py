@@ -17,7 +17,8 @@ from fl_dist.common.yaml_reader import read_yaml
 from fl_dist.config.loading import validate_mapping
 from fl_dist.config.sweeps import SweepRun, read_sweep
 from fl_dist.distributed.signals import EXIT_REQUEUE
-from fl_dist.storage.run_folder import RunFolder, is_locked
+from fl_dist.storage.folder_lock import is_locked
+from fl_dist.storage.run_folder import RunFolder
 from launch import cluster
 from launch.node import EXIT_BAD_CONFIG
 from launch.pool import run_locally

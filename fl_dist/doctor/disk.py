@@ -10,7 +10,7 @@ from typing import Any
 from fl_dist.common.files import write_atomically
 from fl_dist.common.formatting import format_bytes
 from fl_dist.doctor.checks import Check, Report, Status, find_error
-from fl_dist.storage.run_folder import is_locked
+from fl_dist.storage.folder_lock import is_locked
 
 NAME, LOCK = "run folder", "lock"
 MARKER = "marker"

@@ -23,7 +23,7 @@ from fl_dist.doctor.children import Outcome, prepare_children
 from fl_dist.doctor.jobs import run_job
 from fl_dist.doctor.probe import ProbeArguments, compile_probe, has_dedicated_server, probe
 from fl_dist.doctor.ranks import CONNECT_TIMEOUT_SECONDS, Ranks
-from fl_dist.storage.run_folder import LOCK
+from fl_dist.storage.folder_lock import LOCK
 
 PROBE_TIMEOUT_SECONDS = 120.0
 COMPILE_TIMEOUT_SECONDS = 180.0

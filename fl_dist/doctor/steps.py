@@ -76,7 +76,7 @@ def measure_compiled(experiment: Experiment) -> dict[str, Any]:
 
 def _batch(experiment: Experiment) -> Batch:
     data = experiment.client_data
-    largest = max(range(len(data.rows)), key=data.count)
+    largest = max(range(len(data.counts)), key=data.counts.__getitem__)
     return next(iter(data.batches(largest, experiment.config.seed, 0)))
 
 

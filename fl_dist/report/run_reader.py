@@ -17,17 +17,8 @@ from fl_dist.metrics.file import describe_repeated, drop_repeated
 from fl_dist.metrics.record import RoundRecord, parse_record
 from fl_dist.plots.base import distinct_names
 from fl_dist.results.collect import ACCURACY, Collection, RunResult, collect
-from fl_dist.storage.run_folder import (
-    ATTEMPTS,
-    CLIENTS,
-    CONFIG,
-    DIAGNOSTICS,
-    METRICS,
-    MODEL,
-    RUN_INFO,
-    find_runs,
-    is_locked,
-)
+from fl_dist.storage.folder_lock import is_locked
+from fl_dist.storage.run_folder import ATTEMPTS, CLIENTS, CONFIG, DIAGNOSTICS, METRICS, MODEL, RUN_INFO, find_runs
 
 T = TypeVar("T")
 FILES = (CONFIG, METRICS, MODEL, RUN_INFO, CLIENTS, ATTEMPTS, DIAGNOSTICS)

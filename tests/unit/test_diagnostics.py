@@ -418,14 +418,7 @@ class TestKnownAnswers:
     ) -> None:
         oracle, cudnn_states = loss_oracle[0], []
         experiment = oracle.experiment
-        training = LocalTraining(
-            experiment.model,
-            experiment.eval_model,
-            experiment.algorithm,
-            experiment.client_data,
-            experiment.config.local,
-            0,
-        )
+        training = LocalTraining(experiment, experiment.algorithm, experiment.client_data)
         for flat in (experiment.model, experiment.eval_model):
             flat.module.add_module("more", nn.Sequential(layer))
             flat.module.get_submodule("more").forward = lambda x: x  # type: ignore[method-assign]
@@ -640,15 +633,7 @@ def test_local_seconds_exclude_trajectory_recording(loss_oracle: tuple[LossOracl
             self.seconds += 1000.0
 
     experiment = loss_oracle[0].experiment
-    training = LocalTraining(
-        experiment.model,
-        experiment.eval_model,
-        experiment.algorithm,
-        experiment.client_data,
-        experiment.config.local,
-        0,
-        900.0,
-    )
+    training = LocalTraining(experiment, experiment.algorithm, experiment.client_data, 900.0)
     s, r = Vars(x=experiment.initial), experiment.round(0, 1, 0)
     training.run(0, s, experiment.initial_buffers, Vars(), r, SlowRecorder(()))
     assert training.seconds < 0

@@ -25,7 +25,7 @@ from fl_dist.doctor.ranks import Ranks
 from fl_dist.doctor.render import exit_code, table_lines, to_json
 from fl_dist.execute import torch_settings
 from fl_dist.federation.experiment import Experiment
-from fl_dist.storage.run_folder import LOCK
+from fl_dist.storage.folder_lock import LOCK
 from tests.support import simulated_gpu
 
 GPU = {"type": "cuda", "model": "A100", "processors": 108, "memory": 80 * 10**9, "capability": "8.0"}
