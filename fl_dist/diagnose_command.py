@@ -21,7 +21,7 @@ from fl_dist.config import Config, read_recorded_config, validate
 from fl_dist.config.overrides import merge_overrides
 from fl_dist.diagnostics import build_diagnostics, diagnostics
 from fl_dist.distributed.process_group import ProcessGroup, connect
-from fl_dist.distributed.rank_info import RankInfo, find_rank
+from fl_dist.distributed.rank_info import RankInfo, find_rank, is_rank0
 from fl_dist.distributed.signals import ExitOnSignal
 from fl_dist.execute import end_failed_run, error_line, exit_code, needs_traceback, terminal_handler, torch_settings
 from fl_dist.federation.client_rows import check_workers
@@ -49,14 +49,13 @@ MAX_SHOWN = 5
 def diagnose_command(arguments: argparse.Namespace) -> int:
     """Exit codes as of a run."""
     rank_info = find_rank()
-    is_rank0 = rank_info is None or rank_info.rank == 0
     try:
         runs, overrides = _split_words(arguments.words)
         configs = {path: _load_config(path, overrides) for path in runs}
         plot_file = _check_plot_file(arguments.picture, configs.values())
-        with _show_warnings(is_rank0):
+        with _show_warnings(rank_info):
             results = {str(path): _diagnose(path, config, rank_info) for path, config in configs.items()}
-        if is_rank0:
+        if is_rank0(rank_info):
             print("\n".join(_format_results(results)))
             if plot_file:
                 _draw(results, plot_file)
@@ -127,9 +126,9 @@ def _draw(results: dict[str, list[Measurement]], file: Path) -> None:
 
 
 @contextlib.contextmanager
-def _show_warnings(is_rank0: bool) -> Iterator[None]:
+def _show_warnings(rank_info: RankInfo | None) -> Iterator[None]:
     """On the terminal: there is no log."""
-    handler = terminal_handler() if is_rank0 else logging.NullHandler()
+    handler = terminal_handler() if is_rank0(rank_info) else logging.NullHandler()
     log = logging.getLogger("fl_dist")
     log.addHandler(handler)
     try:
@@ -140,8 +139,8 @@ def _show_warnings(is_rank0: bool) -> Iterator[None]:
 
 def _diagnose(path: Path, config: Config, rank_info: RankInfo | None) -> list[Measurement]:
     """Measure one run; the results are also appended to a file in its folder."""
-    folder, is_rank0 = RunFolder(path), rank_info is None or rank_info.rank == 0
-    with torch_settings(config), ExitOnSignal(f"nothing was measured of {path}", is_rank0) as stop:
+    folder = RunFolder(path)
+    with torch_settings(config), ExitOnSignal(f"nothing was measured of {path}", is_rank0(rank_info)) as stop:
         group = connect(rank_info, config.topology, config.comm, stop)
         try:
             check_workers(config, group)

@@ -27,7 +27,7 @@ from fl_dist.distributed.devices import describe_device_problems, device_name
 from fl_dist.distributed.failures import RankLostError, is_transient
 from fl_dist.distributed.process_group import ProcessGroup, connect, hostname
 from fl_dist.distributed.rank_exit import exit_rank
-from fl_dist.distributed.rank_info import RankInfo
+from fl_dist.distributed.rank_info import RankInfo, is_rank0
 from fl_dist.distributed.signals import StopRequest
 from fl_dist.distributed.tf32 import check_tf32_support, use_tf32
 from fl_dist.federation.client_rows import check_workers
@@ -58,7 +58,7 @@ def execute(config: Config, folder: RunFolder, rank_info: RankInfo | None, stop:
     handlers: list[logging.Handler] = []
     has_log = False
     try:
-        if rank_info is None or rank_info.rank == 0:
+        if is_rank0(rank_info):
             write_line(f"{STARTING} {folder.path}")
         group = connect(rank_info, config.topology, config.comm, stop)
         check_tf32_support(config.local.precision, group.device)
@@ -107,7 +107,7 @@ def exit_error(caught: SystemExit | KeyboardInterrupt) -> Exception:
 
 def end_failed_run(error: Exception, rank_info: RankInfo | None, code: int, with_traceback: bool = False) -> int:
     """Rank 0 prints the error. A rank of a job leaves at once; one process alone returns the exit code."""
-    if rank_info is None or rank_info.rank == 0:
+    if is_rank0(rank_info):
         print_error(error_line(error), error if with_traceback else None)
     if rank_info is not None:
         exit_rank(code)

@@ -12,7 +12,7 @@ from fl_dist.config import Config, dump
 from fl_dist.config.arguments import resolve_arguments
 from fl_dist.distributed import bf16
 from fl_dist.distributed.memory import keep_freed_memory
-from fl_dist.distributed.rank_info import RankInfo, find_rank
+from fl_dist.distributed.rank_info import RankInfo, find_rank, is_rank0
 from fl_dist.distributed.signals import EXIT_REQUEUE, StopRequest, end_with_parent
 from fl_dist.execute import (
     end_failed_run,
@@ -33,17 +33,16 @@ from fl_dist.storage.run_folder import RunFolder
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Run a configuration. Exit codes: 2 bad configuration, 75 interrupted but resumable, 1 any other failure."""
-    rank_info, is_rank0 = None, True
+    rank_info = None
     try:
         rank_info = find_rank()
-        is_rank0 = rank_info is None or rank_info.rank == 0
         if rank_info is not None and rank_info.has_launcher:
             end_with_parent()
         config, _ = resolve_arguments(arguments.config)
         folder = RunFolder(str(config.run.dir))
         bf16.ensure_bf16_works(config)
         if arguments.check:
-            return _check(config) if is_rank0 else 0
+            return _check(config) if is_rank0(rank_info) else 0
     except (SystemExit, KeyboardInterrupt) as e:
         if not error_location(e):  # a signal before anything began
             raise
@@ -51,7 +50,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         return 2
     except Exception as e:
         log_error(e)
-        if is_rank0:
+        if is_rank0(rank_info):
             # There is no log yet that could hold the traceback.
             shows_traceback = arguments.traceback or (needs_traceback(e) and not isinstance(e, ValueError | OSError))
             terminal.print_error(error_line(e), e if shows_traceback else None)

@@ -1,16 +1,15 @@
 """What a launcher and the ranks of its node share, as files in a folder: process ids, a stop request, exit codes."""
 
 import contextlib
-import logging
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from fl_dist.distributed.signals import EXIT_REQUEUE, HANDLED_SIGNALS
+from fl_dist.distributed.signals import EXIT_REQUEUE, handle_signals
 
 NODE_FOLDER = "FL_DIST_NODE"
 """Environment variable of ranks: the folder."""
@@ -127,46 +126,9 @@ def find_node() -> Node:
     return Node(Path(os.environ[NODE_FOLDER]))
 
 
-@contextlib.contextmanager
-def handle_signals(
-    handler: Callable[[int, FrameType | None], object] | signal.Handlers,
-    numbers: Sequence[signal.Signals] = HANDLED_SIGNALS,
-    is_stopping: Callable[[], bool] = lambda: False,
-) -> Iterator[None]:
-    """A program that `is_stopping` ends after the context; a repeated signal then does not change its exit code."""
-    previous = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, previous_handler in previous.items():
-            signal.signal(number, signal.SIG_IGN if is_stopping() else previous_handler)
-
-
 def is_process_alive(pid: int) -> bool:
     """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-class FirstErrorHandler(logging.Handler):
-    """Context: records the first error that fl_dist logged, and whether a restart may fix it."""
-
-    message: str | None = None
-    is_transient = False
-    lost_ranks: Sequence[int] = ()
-
-    def __enter__(self) -> "FirstErrorHandler":
-        self.setLevel(logging.ERROR)
-        logging.getLogger("fl_dist").addHandler(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger("fl_dist").removeHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self.message is None:
-            self.message = record.getMessage().splitlines()[0]
-            self.is_transient = getattr(record, "is_transient", False)
-            self.lost_ranks = getattr(record, "ranks", ())

@@ -20,7 +20,7 @@ from fl_dist.distributed.devices import DeviceSlot, check_device_slots, device_s
 from fl_dist.distributed.failure_detector import FailureDetector
 from fl_dist.distributed.failures import Failure, RankLostError
 from fl_dist.distributed.key_value_store import KeyValueStore
-from fl_dist.distributed.rank_info import RankInfo
+from fl_dist.distributed.rank_info import SINGLE_PROCESS, RankInfo
 from fl_dist.distributed.rendezvous import RendezvousWait, connect_store, new_store_connection
 from fl_dist.distributed.signals import StopRequest
 
@@ -36,7 +36,6 @@ NCCL_ENVIRONMENT = {
 """Switches torch's watchdog and its monitor off: they would end the process before this program can say why."""
 REPORT_TIMEOUT_SECONDS = 10.0
 """How long a rank without a usable device tries to tell the others."""
-SINGLE_PROCESS = RankInfo(0, 1, 0, 1, "127.0.0.1", 0)
 _run_numbers = itertools.count()
 
 
@@ -56,8 +55,7 @@ class ProcessGroup:
         """Without a store it is a group of one process; with one, `connect` completes it."""
         self.rank, self.size, self.device = rank_info.rank, rank_info.size, device
         self.ranks_on_node = rank_info.local_size
-        self.has_dedicated_server = topology.server != "shared" and self.size > 1
-        """Rank 0 trains no clients, so it has time while the others train."""
+        self.has_dedicated_server = has_dedicated_server(topology, self.size)
         self.workers: Sequence[int] = range(int(self.has_dedicated_server), self.size)
         self._topology, self._backend = topology, backend
         self._is_distributed, self._uses_nccl = store is not None, "nccl" in backend
@@ -185,6 +183,11 @@ def _report_device_failure(
 def single_process_group(topology: Topology) -> ProcessGroup:
     """One process is server and worker."""
     return ProcessGroup(topology, pick_device(topology, 0))
+
+
+def has_dedicated_server(topology: Topology, size: int) -> bool:
+    """Whether rank 0 trains no clients, so that it has time while the others train."""
+    return topology.server != "shared" and size > 1
 
 
 def select_backend(device: torch.device, oversubscribe: bool) -> str:

@@ -15,13 +15,12 @@ from fl_dist.common.files import write_atomically
 from fl_dist.common.formatting import pluralize
 from fl_dist.common.paths import expand_path
 from fl_dist.config import Config
-from fl_dist.distributed.process_group import hostname
+from fl_dist.distributed.process_group import has_dedicated_server, hostname
 from fl_dist.distributed.rank_info import RankInfo
 from fl_dist.doctor import data, devices, disk, memory, network, slurm, steps, trials, versions, wandb
 from fl_dist.doctor.checks import Check, Report, Status, find_error
-from fl_dist.doctor.children import Outcome, prepare_children
-from fl_dist.doctor.jobs import run_job
-from fl_dist.doctor.probe import ProbeArguments, compile_probe, has_dedicated_server, probe
+from fl_dist.doctor.jobs import Outcome, prepare_children, run_job
+from fl_dist.doctor.probe import ProbeArguments, compile_probe, probe
 from fl_dist.doctor.ranks import CONNECT_TIMEOUT_SECONDS, Ranks
 from fl_dist.storage.run_folder import LOCK
 
@@ -148,7 +147,7 @@ def _reports(ranks: Ranks, outcomes: Sequence[Outcome], subject: str) -> list[Re
 
 def _judge(config: Config, ranks: Ranks, outcomes: Sequence[Outcome], folder: Path) -> list[Check]:
     reports = functools.partial(_reports, ranks, outcomes)
-    found, is_dedicated = reports("devices"), has_dedicated_server(config, ranks.size)
+    found, is_dedicated = reports("devices"), has_dedicated_server(config.topology, ranks.size)
     checks = [
         versions.check_versions(reports("versions"), uses_gpus=config.topology.device != "cpu"),
         disk.check_lock(reports("folder"), folder),

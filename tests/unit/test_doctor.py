@@ -20,7 +20,7 @@ from fl_dist.config import Config, validate
 from fl_dist.distributed.collectives import LocalCollectives
 from fl_dist.doctor import data, devices, disk, memory, network, slurm, steps, trials, versions, wandb
 from fl_dist.doctor.checks import Check, Report, Status, find_error
-from fl_dist.doctor.children import Outcome, rank_variables
+from fl_dist.doctor.jobs import Outcome, rank_in_job
 from fl_dist.doctor.ranks import Ranks
 from fl_dist.doctor.render import exit_code, table_lines, to_json
 from fl_dist.execute import torch_settings
@@ -370,10 +370,9 @@ class TestTrials:
         ]
 
     def test_ranks_of_a_trial_are_numbered_by_node(self) -> None:
-        variables = [rank_variables(rank, ["a", "b", "a", "b"], "a", 7) for rank in range(4)]
-        assert [v["LOCAL_RANK"] for v in variables] == ["0", "0", "1", "1"]
-        assert {v["LOCAL_WORLD_SIZE"] for v in variables} == {"2"}
-        assert rank_variables(0, ["a"], "a", 7) == {}
+        infos = [rank_in_job(rank, ["a", "b", "a", "b"], "a", 7) for rank in range(4)]
+        assert [info.local_rank for info in infos] == [0, 0, 1, 1]
+        assert {info.local_size for info in infos} == {2}
 
 
 class NotFound(http.server.BaseHTTPRequestHandler):
