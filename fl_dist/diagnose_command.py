@@ -1,10 +1,8 @@
 """What `fl-dist diagnose` does: restore a run, measure it on all ranks, print and record the results."""
 
 import argparse
-import contextlib
 import itertools
 import json
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,12 @@ from fl_dist.common.paths import expand_path
 from fl_dist.config import Config, read_recorded_config, validate
 from fl_dist.config.overrides import merge_overrides
 from fl_dist.diagnostics import build_diagnostics, diagnostics
+from fl_dist.distributed.failures import exit_code, needs_traceback
 from fl_dist.distributed.process_group import ProcessGroup, connect
+from fl_dist.distributed.rank_exit import end_failed_run
 from fl_dist.distributed.rank_info import RankInfo, find_rank, is_rank0
 from fl_dist.distributed.signals import ExitOnSignal
-from fl_dist.execute import end_failed_run, error_line, exit_code, needs_traceback, terminal_handler, torch_settings
+from fl_dist.distributed.torch_settings import torch_settings
 from fl_dist.federation.client_rows import check_workers
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.experiment_description import content_hashes
@@ -31,6 +31,7 @@ from fl_dist.federation.flat_model import FlatModel
 from fl_dist.federation.post_hoc_diagnostics import Measurement, PostHocDiagnostics
 from fl_dist.federation.round_diagnostics import requirements_of
 from fl_dist.federation.train import client_reader
+from fl_dist.logs import show_warnings
 from fl_dist.plots import surfaces
 from fl_dist.plots.base import check_plot_file, distinct_names
 from fl_dist.storage.checkpoint import Checkpoint, newest_checkpoint, read_server
@@ -53,7 +54,7 @@ def diagnose_command(arguments: argparse.Namespace) -> int:
         runs, overrides = _split_words(arguments.words)
         configs = {path: _load_config(path, overrides) for path in runs}
         plot_file = _check_plot_file(arguments.picture, configs.values())
-        with _show_warnings(rank_info):
+        with show_warnings(rank_info):
             results = {str(path): _diagnose(path, config, rank_info) for path, config in configs.items()}
         if is_rank0(rank_info):
             print("\n".join(_format_results(results)))
@@ -125,18 +126,6 @@ def _draw(results: dict[str, list[Measurement]], file: Path) -> None:
     print(f"picture: {file}")
 
 
-@contextlib.contextmanager
-def _show_warnings(rank_info: RankInfo | None) -> Iterator[None]:
-    """On the terminal: there is no log."""
-    handler = terminal_handler() if is_rank0(rank_info) else logging.NullHandler()
-    log = logging.getLogger("fl_dist")
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-
-
 def _diagnose(path: Path, config: Config, rank_info: RankInfo | None) -> list[Measurement]:
     """Measure one run; the results are also appended to a file in its folder."""
     folder = RunFolder(path)
@@ -148,7 +137,7 @@ def _diagnose(path: Path, config: Config, rank_info: RankInfo | None) -> list[Me
             _check_contents(experiment, folder)
             results = _restore(experiment, group, folder).measure(build_diagnostics(config.diagnostics), path)
         except Exception as e:
-            group.fail(error_line(e), exit_code(e))
+            group.fail(e)
             raise
         group.close()
     for entry in results:

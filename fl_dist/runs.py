@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import logging
 import math
 import os
 import sys
@@ -27,9 +26,12 @@ from fl_dist.config.arguments import QUICKSTART, add_search_paths, default_run_n
 from fl_dist.config.overrides import merge_overrides
 from fl_dist.data import Dataset, class_labels
 from fl_dist.distributed import bf16
+from fl_dist.distributed.failures import exit_code
+from fl_dist.distributed.rank_exit import end_failed_run
 from fl_dist.distributed.rank_info import find_rank
 from fl_dist.distributed.signals import StopRequest
-from fl_dist.execute import end_failed_run, execute, exit_code, torch_settings
+from fl_dist.distributed.torch_settings import torch_settings
+from fl_dist.execute import execute
 from fl_dist.federation.batch_loader import BatchLoader
 from fl_dist.federation.client_data import DTYPES, IMAGE_FORMATS
 from fl_dist.federation.client_rows import build_clients, build_data
@@ -78,14 +80,11 @@ def run(config: str | Path | Mapping[str, Any] | None = None, *, quiet: bool = F
 
 @contextlib.contextmanager
 def _preserve_process_state() -> Iterator[None]:
-    """Restore logging, the search path of modules and the environment; settings of torch and signals have their own."""
-    log, search_path, environment = logging.getLogger("fl_dist"), list(sys.path), dict(os.environ)
-    level, propagate, handlers = log.level, log.propagate, list(log.handlers)
+    """Restore the search path of modules and the environment; the log, signals and settings of torch have their own."""
+    search_path, environment = list(sys.path), dict(os.environ)
     try:
         yield
     finally:
-        log.setLevel(level)
-        log.propagate, log.handlers[:] = propagate, handlers
         sys.path[:] = search_path
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]

@@ -12,11 +12,11 @@ from fl_dist.common.errors import FlDistError
 from fl_dist.common.files import write_atomically
 from fl_dist.common.paths import expand_path
 from fl_dist.config.arguments import resolve_arguments
+from fl_dist.distributed.failures import error_line
 from fl_dist.distributed.rank_info import find_rank, is_rank0
 from fl_dist.doctor.checks import Check
 from fl_dist.doctor.examine import Options, RanksMissingError, examine
 from fl_dist.doctor.render import exit_code, table_lines, to_json
-from fl_dist.execute import error_line
 from launch import local
 from launch.devices import visible_gpus
 from launch.node import EXIT_BAD_CONFIG, create_node

@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from fl_dist.config import Communication, Topology
 from fl_dist.config.schema import MAX_SECONDS
-from fl_dist.distributed import fault_injection, hardware_errors
+from fl_dist.distributed import fault_injection
 from fl_dist.distributed.collectives import Collectives, DistributedCollectives, LocalCollectives
 from fl_dist.distributed.devices import DeviceSlot, check_device_slots, device_slot, pick_device
 from fl_dist.distributed.failure_detector import FailureDetector
-from fl_dist.distributed.failures import Failure, RankLostError
+from fl_dist.distributed.failures import Failure, error_line, exit_code, is_transient
 from fl_dist.distributed.key_value_store import KeyValueStore
 from fl_dist.distributed.rank_info import SINGLE_PROCESS, RankInfo
 from fl_dist.distributed.rendezvous import RendezvousWait, connect_store, new_store_connection
@@ -78,11 +78,11 @@ class ProcessGroup:
         """The host of each rank."""
         return [self.store.get(f"host/{rank}") or "unknown" for rank in range(self.size)]
 
-    def fail(self, message: str, code: int, is_transient: bool = False) -> None:
+    def fail(self, error: Exception) -> None:
         """Tell the other ranks why this one is about to leave, and whether a restart may help."""
         if self._is_distributed:
-            reason = f"rank {self.rank} on {hostname()} failed: {message}"
-            self.failure_detector.report(Failure(reason, code, is_transient))
+            reason = f"rank {self.rank} on {hostname()} failed: {error_line(error)}"
+            self.failure_detector.report(Failure(reason, exit_code(error), is_transient(error)))
 
     def close(self) -> None:
         """At the end of a run that has not failed."""
@@ -100,11 +100,8 @@ class ProcessGroup:
             check_device_slots(self.device_slots, self._topology.oversubscribe)
             with self.failure_detector.connecting(wait.timeout):
                 self._connect_backend(wait, prefix)
-        except RankLostError as e:
-            self.fail(str(e), e.code, e.is_transient)
-            raise
         except Exception as e:
-            self.fail(hardware_errors.describe_hardware_error(e) or str(e), 1)
+            self.fail(e)
             raise
 
     def _rendezvous(self, wait: RendezvousWait) -> None:
@@ -171,13 +168,12 @@ def _report_device_failure(
     error: Exception, topology: Topology, rank_info: RankInfo, prefix: str, stop: StopRequest
 ) -> None:
     """Tell the other ranks, which would wait for this one, unless rank 0 is gone for the same reason."""
-    message = hardware_errors.describe_hardware_error(error) or str(error)
-    wait = RendezvousWait(rank_info, REPORT_TIMEOUT_SECONDS, stop, message)
+    wait = RendezvousWait(rank_info, REPORT_TIMEOUT_SECONDS, stop, error_line(error))
     with contextlib.suppress(Exception):
         store = connect_store(rank_info, wait).with_prefix(prefix)
         group = ProcessGroup(topology, torch.device("cpu"), rank_info=rank_info, store=store, stop=stop)
         group.failure_detector.start()  # rank 0, which holds the store, stays until the others know
-        group.fail(message, 1)
+        group.fail(error)
 
 
 def single_process_group(topology: Topology) -> ProcessGroup:

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 from fl_dist.config import Config
 from fl_dist.config.arguments import resolve_arguments
 from fl_dist.distributed.devices import pick_device
+from fl_dist.distributed.failures import error_line
 from fl_dist.distributed.memory import keep_freed_memory
 from fl_dist.distributed.process_group import connect, has_dedicated_server
 from fl_dist.distributed.rank_info import SINGLE_PROCESS, RankInfo, find_rank
 from fl_dist.distributed.signals import StopRequest
+from fl_dist.distributed.torch_settings import torch_settings
 from fl_dist.doctor.data import measure_data
 from fl_dist.doctor.devices import measure_device
 from fl_dist.doctor.disk import look_at_folder
@@ -19,7 +21,6 @@ from fl_dist.doctor.memory import measure_memory
 from fl_dist.doctor.network import measure_collectives
 from fl_dist.doctor.steps import measure_compiled, measure_step, measure_variants, supported_precisions
 from fl_dist.doctor.versions import measure_versions
-from fl_dist.execute import error_line, torch_settings
 from fl_dist.federation.experiment import Experiment
 
 CONNECT_TIMEOUT_SECONDS = 90.0

@@ -18,12 +18,12 @@ from torch import Tensor
 from fl_dist.common.files import write_atomically
 from fl_dist.config import Config, validate
 from fl_dist.distributed.collectives import LocalCollectives
+from fl_dist.distributed.torch_settings import torch_settings
 from fl_dist.doctor import data, devices, disk, memory, network, slurm, steps, trials, versions, wandb
 from fl_dist.doctor.checks import Check, Report, Status, find_error
 from fl_dist.doctor.jobs import Outcome, rank_in_job
 from fl_dist.doctor.ranks import Ranks
 from fl_dist.doctor.render import exit_code, table_lines, to_json
-from fl_dist.execute import torch_settings
 from fl_dist.federation.experiment import Experiment
 from fl_dist.storage.run_folder import LOCK
 from tests.support import simulated_gpu
