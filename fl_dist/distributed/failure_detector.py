@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from fl_dist.common.errors import FlDistError
 from fl_dist.common.terminal import print_error
@@ -36,14 +36,6 @@ DIAGNOSIS_TIMEOUT_SECONDS = 4.0
 LOSS_CAUSES = "(killed, out of memory or hung)"
 
 
-class Limit(NamedTuple):
-    """How long the main thread may make no progress."""
-
-    seconds: float
-    key: str
-    """The setting."""
-
-
 class FailureDetector:
     """One process alone has one too, whose threads never start."""
 
@@ -53,7 +45,7 @@ class FailureDetector:
         # Set by the main thread, each in a single write, and read by the other threads: no lock. (After a suspension
         # the heartbeat thread sets the last progress, to the present time as the main thread would.)
         self._activity, self._last_progress, self._waiting_since = "", 0.0, 0.0
-        self._limit = Limit(timeout, "comm.timeout")
+        self._connecting_timeout: float | None = None
         self._connection_error = ""
         self._watches_ranks = self._is_disarmed = False
         self._round: tuple[int, dict[int, int]] = 0, {}
@@ -98,11 +90,10 @@ class FailureDetector:
         self._round = index + 1, assignment
 
     @contextlib.contextmanager
-    def activity(self, name: str, limit: Limit | None = None) -> Iterator[None]:
+    def activity(self, name: str) -> Iterator[None]:
         """Within it the main thread has to make progress."""
         outer = self._activity
         self._last_progress = time.monotonic()  # first: the thread may look in between
-        self._limit = limit or Limit(self.timeout, "comm.timeout")
         self._activity = name
         try:
             yield
@@ -128,11 +119,12 @@ class FailureDetector:
     def connecting(self, seconds: float) -> Iterator[None]:
         """Within it the ranks, of which every one is there, connect, for so long at most. From here on one without
         heartbeats is lost."""
-        limit = Limit(seconds, "comm.rendezvous_timeout")
-        with self.activity("connecting to the other ranks", limit), self._broken_connections():
+        self._connecting_timeout = seconds
+        with self.activity("connecting to the other ranks"), self._broken_connections():
             self._server = self._describe_rank(0)
             self._watches_ranks = True
             yield
+        self._connecting_timeout = None
 
     @contextlib.contextmanager
     def _broken_connections(self) -> Iterator[None]:
@@ -183,8 +175,11 @@ class FailureDetector:
 
     def _detect(self, monitor: HeartbeatMonitor) -> Failure | None:
         """What this rank sees itself: its stuck main thread, and other ranks."""
-        if self._activity and time.monotonic() - self._last_progress > self._limit.seconds:
-            reason = f"no progress for {self._limit.seconds:g} s ({self._limit.key}) in {self._activity}"
+        seconds, key = self.timeout, "comm.timeout"
+        if self._connecting_timeout is not None:
+            seconds, key = self._connecting_timeout, "comm.rendezvous_timeout"
+        if self._activity and time.monotonic() - self._last_progress > seconds:
+            reason = f"no progress for {seconds:g} s ({key}) in {self._activity}"
             return self._publish(Failure(f"{self._describe_rank(self.rank)} is stuck: {reason}"))
         failure = self._watch_others(monitor) if self._watches_ranks else None
         return None if failure is None else self._publish(failure)
