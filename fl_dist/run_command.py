@@ -15,7 +15,7 @@ from fl_dist.distributed.failures import error_line, exit_code, exit_error, log_
 from fl_dist.distributed.memory import keep_freed_memory
 from fl_dist.distributed.rank_exit import end_failed_run
 from fl_dist.distributed.rank_info import RankInfo, find_rank, is_rank0
-from fl_dist.distributed.signals import EXIT_REQUEUE, StopRequest, end_with_parent
+from fl_dist.distributed.signals import EXIT_BAD_CONFIG, EXIT_REQUEUE, StopRequest, end_with_parent
 from fl_dist.distributed.torch_settings import torch_settings
 from fl_dist.execute import execute
 from fl_dist.federation.experiment import Experiment
@@ -41,14 +41,14 @@ def run_command(arguments: argparse.Namespace) -> int:
         if not error_location(e):  # a signal before anything began
             raise
         terminal.print_error(exit_error(e), e if arguments.traceback else None)
-        return 2
+        return EXIT_BAD_CONFIG
     except Exception as e:
         log_error(e)
         if is_rank0(rank_info):
             # There is no log yet that could hold the traceback.
             shows_traceback = arguments.traceback or (needs_traceback(e) and not isinstance(e, ValueError | OSError))
             terminal.print_error(error_line(e), e if shows_traceback else None)
-        return 2
+        return EXIT_BAD_CONFIG
     return _run(config, folder, rank_info, arguments.traceback)
 
 

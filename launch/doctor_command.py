@@ -14,12 +14,13 @@ from fl_dist.common.paths import expand_path
 from fl_dist.config.arguments import resolve_arguments
 from fl_dist.distributed.failures import error_line
 from fl_dist.distributed.rank_info import find_rank, is_rank0
+from fl_dist.distributed.signals import EXIT_BAD_CONFIG
 from fl_dist.doctor.checks import Check
 from fl_dist.doctor.examine import Options, RanksMissingError, examine
 from fl_dist.doctor.render import exit_code, table_lines, to_json
 from launch import local
 from launch.devices import visible_gpus
-from launch.node import EXIT_BAD_CONFIG, create_node
+from launch.node import create_node
 
 DEFAULT_RANKS = 3
 GRACE_SECONDS = 5.0

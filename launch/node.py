@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from fl_dist.distributed.signals import EXIT_REQUEUE, handle_signals
+from fl_dist.distributed.signals import EXIT_BAD_CONFIG, EXIT_REQUEUE, handle_signals
 
 NODE_FOLDER = "FL_DIST_NODE"
 """Environment variable of ranks: the folder."""
 CHILD_LAUNCHER = "FL_DIST_CHILD_LAUNCHER"
 """Environment variable of a launcher that another launcher started, and that ends with it."""
-EXIT_BAD_CONFIG = 2
+NO_RESTART_CODES = (0, EXIT_BAD_CONFIG, EXIT_REQUEUE)
+"""Exit codes of ranks that must not be started again."""
 STRAGGLER_SECONDS = 5.0
 """How long other ranks may take to notice that one has failed; they need less than one."""
 
@@ -44,17 +45,17 @@ class Node:
             self._fatal.touch()
         (self.path / f"{rank}.code").write_text(str(code))
 
-    def has_exit_code(self, rank: int | str) -> bool:
+    def has_exit_code(self, rank: int) -> bool:
         """Whether the rank is done; only its interpreter may still be shutting down."""
         return (self.path / f"{rank}.code").exists()
 
     def has_left_silently(self, rank: int) -> bool:
         """Whether it has ended without recording an exit code."""
-        return str(rank) in self._pids() and not self.has_exit_code(rank) and not self.is_rank_alive(rank)
+        return rank in self._pids() and not self.has_exit_code(rank) and not self.is_rank_alive(rank)
 
     def is_rank_alive(self, rank: int) -> bool:
         """Whether the rank's process exists, even if SIGSTOP suspended it."""
-        return is_process_alive(self._pids().get(str(rank), 0))
+        return is_process_alive(self._pids().get(rank, 0))
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:
         """Signal handler: pass the signal to the ranks, because torchrun would kill them while they save."""
@@ -83,19 +84,20 @@ class Node:
         for rank, pid in self._pids().items():
             was_there = (self.path / f"{rank}.pid").stat().st_mtime < failed  # it is no rank of the next attempt
             if was_there and not self.has_exit_code(rank) and is_process_alive(pid):
-                self.record_exit(int(rank), 1, is_fatal=False)
+                self.record_exit(rank, 1, is_fatal=False)
                 os.kill(pid, signal.SIGKILL)
 
     def _first_failure(self) -> float | None:
         """When the first rank recorded that it failed; each rank finds a bad configuration by itself."""
-        others = {str(code) for code in (0, EXIT_BAD_CONFIG, EXIT_REQUEUE)}
+        others = set(map(str, NO_RESTART_CODES))
         return min((f.stat().st_mtime for f in self.path.glob("*.code") if f.read_text() not in others), default=None)
 
-    def _pids(self) -> dict[str, int]:
+    def _pids(self) -> dict[int, int]:
+        """The process of each rank."""
         pids = {}
         for file in self.path.glob("*.pid"):
             with contextlib.suppress(ValueError):  # the rank is just writing it
-                pids[file.stem] = int(file.read_text())
+                pids[int(file.stem)] = int(file.read_text())
         return pids
 
     def exit_code(self, has_failed: bool, is_finished: bool) -> int:

@@ -14,10 +14,8 @@ from types import FrameType
 
 from fl_dist.common import terminal
 from fl_dist.distributed.rank_exit import call_before_exit
-from fl_dist.distributed.signals import EXIT_REQUEUE, HANDLED_SIGNALS, end_with_parent
-from launch.node import EXIT_BAD_CONFIG, Node, find_node
-
-NO_RESTART_CODES = (0, EXIT_BAD_CONFIG, EXIT_REQUEUE)
+from fl_dist.distributed.signals import EXIT_BAD_CONFIG, EXIT_REQUEUE, HANDLED_SIGNALS, end_with_parent
+from launch.node import NO_RESTART_CODES, Node, find_node
 
 
 class FirstErrorHandler(logging.Handler):

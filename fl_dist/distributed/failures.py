@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from fl_dist.common.errors import ConfigError, FlDistError, describe_error, error_location, error_message
 from fl_dist.distributed import hardware_errors
+from fl_dist.distributed.signals import EXIT_BAD_CONFIG
 
 log = logging.getLogger(__name__)
 SELF_EXPLANATORY = (FlDistError, ValueError, OSError)
@@ -48,7 +49,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def exit_code(error: Exception) -> int:
-    return 2 if isinstance(error, ConfigError) else error.code if isinstance(error, RankLostError) else 1
+    return EXIT_BAD_CONFIG if isinstance(error, ConfigError) else error.code if isinstance(error, RankLostError) else 1
 
 
 def needs_traceback(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from types import FrameType
 from fl_dist import PARENT
 from fl_dist.common.terminal import print_error
 
+EXIT_BAD_CONFIG = 2
 EXIT_REQUEUE = 75
 """Exit code of an interrupted run that can be resumed (EX_TEMPFAIL)."""
 HANDLED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
