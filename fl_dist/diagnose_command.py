@@ -4,6 +4,7 @@ import argparse
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -199,12 +200,8 @@ def _format_results(results: dict[str, list[Measurement]]) -> Iterator[str]:
     for run, entries in results.items():
         seconds = sum(entry["seconds"] for entry in entries)
         yield f"{run}: {seconds:.1f} s, also in {Path(run) / DIAGNOSTICS}"
-        for round_, group in itertools.groupby(sorted(entries, key=_round), _round):
+        for round_, group in itertools.groupby(sorted(entries, key=itemgetter("round")), itemgetter("round")):
             yield f"  after round {round_}: {', '.join(entry['label'] for entry in group)}"
-
-
-def _round(entry: Measurement) -> int:
-    return int(entry["round"])
 
 
 def _format_value(value: Any) -> str:

@@ -138,9 +138,8 @@ def _announce(experiment: Experiment, group: ProcessGroup, start: Checkpoint | N
         added = [name for part in config.algorithm.get("with", []) for name in part]
         named = " + ".join([config.algorithm["name"], *added]) if "name" in config.algorithm else ""
         name = named or experiment.algorithm.describe()
-        fields = [name, config.data["name"], f"{config.model['name']} with {describe_size(experiment)}"]
-        fields += [describe_cohorts(experiment)]
-        fields += [f"{ranks} on {group.device.type}"]
+        model = f"{config.model['name']} with {describe_size(experiment)}"
+        fields = [name, config.data["name"], model, describe_cohorts(experiment), f"{ranks} on {group.device.type}"]
         for line in [*wrap_fields(fields, terminal_width()), *describe_weights(experiment), *resumed]:
             write_line(line)
         for line in describe_assumptions(experiment):

@@ -115,9 +115,9 @@ class ExitOnSignal(StopRequest):
 
     def __init__(self, consequence: str, prints_errors: bool) -> None:
         super().__init__(0.0)
-        self.consequence, self.prints_errors = consequence, prints_errors
+        self._consequence, self._prints_errors = consequence, prints_errors
 
     def _request(self, name: str) -> None:
-        if self.prints_errors:
-            print_error(f"{name} received: {self.consequence}")
+        if self._prints_errors:
+            print_error(f"{name} received: {self._consequence}")
         os._exit(128 + signal.Signals[name])

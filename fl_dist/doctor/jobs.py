@@ -119,8 +119,7 @@ def _run(target: Target, argument: Any, variables: dict[str, str], output: str, 
     handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    if faults := variables.get("FL_DIST_FAULT"):
-        fault_injection.point = fault_injection.parse_faults(faults)
+    fault_injection.point = fault_injection.parse_faults(variables.get("FL_DIST_FAULT", ""))
     code = target(Path(result), argument)
     sys.stdout.flush()
     sys.exit(code)
