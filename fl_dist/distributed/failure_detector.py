@@ -71,7 +71,7 @@ class FailureDetector:
     def start(self) -> None:
         """Send heartbeats, and leave when any rank reports a failure or rank 0 does not answer."""
         self._last_answer = time.monotonic()
-        self._exit_functions.enter_context(call_before_exit(self._depart))
+        self._exit_functions.enter_context(call_before_exit(self._announce_exit))
         self._thread.start()
         self._store_watcher.start()
 
@@ -83,7 +83,7 @@ class FailureDetector:
         self._exit_functions.close()
         if self.rank == 0:
             with contextlib.suppress(RuntimeError):
-                self._wait_for_departures(DIAGNOSIS_TIMEOUT_SECONDS)
+                self._wait_for_final_heartbeats(DIAGNOSIS_TIMEOUT_SECONDS)
 
     def begin_round(self, index: int, assignment: dict[int, int]) -> None:
         """Which rank trains which clients, for the message about a lost rank."""
@@ -148,7 +148,7 @@ class FailureDetector:
         """Tell all ranks why this one is about to leave. If another thread ends the process already, wait for that."""
         self._leaving.acquire()
         self.failure = self.failure or failure
-        _call_for(DIAGNOSIS_TIMEOUT_SECONDS, lambda: self._publish(failure))
+        _call_with_timeout(DIAGNOSIS_TIMEOUT_SECONDS, lambda: self._publish(failure))
 
     # The heartbeat thread.
 
@@ -156,7 +156,7 @@ class FailureDetector:
         monitor, clock = HeartbeatMonitor(), SuspensionClock()
         try:
             while True:
-                self._look(monitor)
+                self._check(monitor)
                 self._last_answer = time.monotonic()
                 if self._stopped.wait(HEARTBEAT_INTERVAL_SECONDS):
                     self.send_heartbeat()
@@ -166,7 +166,7 @@ class FailureDetector:
         except RuntimeError:  # the store is gone with rank 0
             self._end(self._loss_of([0]))
 
-    def _look(self, monitor: HeartbeatMonitor) -> None:
+    def _check(self, monitor: HeartbeatMonitor) -> None:
         if self._connection_error:
             self.store.compare_set("connection error", self._connection_error)
         self.send_heartbeat()
@@ -245,21 +245,21 @@ class FailureDetector:
             print_error(failure.message)
         exit_rank(self._stop.exit_code(failure.code))
 
-    def _depart(self, code: int) -> int:
+    def _announce_exit(self, code: int) -> int:
         """Before this process ends after a failure. Whoever interrupts a run does not want to wait for it."""
         if self.failure is None or 0 not in self.failure.ranks:
             seconds = 1.0 if code == EXIT_REQUEUE else DIAGNOSIS_TIMEOUT_SECONDS
-            _call_for(seconds, lambda: self._say_goodbye(seconds))
+            _call_with_timeout(seconds, lambda: self._send_final_heartbeat(seconds))
         return code
 
-    def _say_goodbye(self, seconds: float) -> None:
+    def _send_final_heartbeat(self, seconds: float) -> None:
         """Rank 0 has printed why the job ends and needs to stay until the others know; they wait for that line, because
         a launcher may kill rank 0 when the first rank has left."""
         self._stopped.set()
         self.send_heartbeat()
-        self._wait_for_departures(seconds)
+        self._wait_for_final_heartbeats(seconds)
 
-    def _wait_for_departures(self, seconds: float) -> None:
+    def _wait_for_final_heartbeats(self, seconds: float) -> None:
         deadline, lost = time.monotonic() + seconds, () if self.failure is None else self.failure.ranks
         awaited = [rank for rank in (range(1, self.size) if self.rank == 0 else [0]) if rank not in lost]
         keys = [f"heartbeat/{rank}" for rank in awaited]
@@ -290,7 +290,7 @@ class FailureDetector:
         return f"rank {rank} on {self.store.get(f'host/{rank}') or 'an unknown host'}"
 
 
-def _call_for(seconds: float, function: Callable[[], object]) -> None:
+def _call_with_timeout(seconds: float, function: Callable[[], object]) -> None:
     """Call a function of the store, which may be gone or never answer; go on after so long."""
 
     def call() -> None:

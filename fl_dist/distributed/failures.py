@@ -20,9 +20,9 @@ TRANSIENT_ERRNOS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, 
 class RankLostError(FlDistError, RuntimeError):
     """The ranks of the job did not find each other. The message names those that are missing."""
 
-    def __init__(self, message: str, code: int = 1, ranks: Sequence[int] = (), is_transient: bool = True) -> None:
+    def __init__(self, message: str, code: int = 1, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
-        self.code, self.ranks, self.is_transient = code, ranks, is_transient
+        self.code, self.ranks = code, ranks
 
 
 class Failure(NamedTuple):
@@ -42,10 +42,8 @@ class Failure(NamedTuple):
 
 def is_transient(error: Exception) -> bool:
     """Whether a restart may help: a process, a machine or a connection failed, not the run itself."""
-    if isinstance(error, RankLostError):
-        return error.is_transient
     cause = error.__cause__ if isinstance(error, FlDistError) and error.__cause__ else error  # such as a callback's
-    return isinstance(cause, OSError) and cause.errno in TRANSIENT_ERRNOS
+    return isinstance(error, RankLostError) or (isinstance(cause, OSError) and cause.errno in TRANSIENT_ERRNOS)
 
 
 def exit_code(error: Exception) -> int:

@@ -125,7 +125,8 @@ def _probe(options: Options, ranks: Ranks, folder: Path) -> list[Check]:
     compiled = run_job(ranks, 1, compile_probe, arguments, COMPILE_TIMEOUT_SECONDS) if options.compile else []
     if ranks.rank != 0:
         return []
-    checks = [*_judge(options.config, ranks, outcomes, folder), wandb.check_wandb(options.config.monitor.wandb.mode)]
+    checks = _check_reports(options.config, ranks, outcomes, folder)
+    checks.append(wandb.check_wandb(options.config.monitor.wandb.mode))
     return checks + [steps.check_compiled(report) for report in _reports(ranks, compiled, "compiled")]
 
 
@@ -145,7 +146,7 @@ def _reports(ranks: Ranks, outcomes: Sequence[Outcome], subject: str) -> list[Re
     return [Report(rank, ranks.hosts[rank], each) for rank, each in enumerate(values)]
 
 
-def _judge(config: Config, ranks: Ranks, outcomes: Sequence[Outcome], folder: Path) -> list[Check]:
+def _check_reports(config: Config, ranks: Ranks, outcomes: Sequence[Outcome], folder: Path) -> list[Check]:
     reports = functools.partial(_reports, ranks, outcomes)
     found, is_dedicated = reports("devices"), has_dedicated_server(config.topology, ranks.size)
     checks = [
@@ -158,10 +159,10 @@ def _judge(config: Config, ranks: Ranks, outcomes: Sequence[Outcome], folder: Pa
     checks += [*devices.check_links(found), *devices.check_copies(found)]
     checks += network.check_collectives(reports("collectives"))
     checks.append(data.check_data(reports("data"), config.data["name"]))
-    return checks if checks[-1].status is Status.FAILED else [*checks, *_judge_model(config, reports, is_dedicated)]
+    return checks if checks[-1].status is Status.FAILED else [*checks, *_check_model(config, reports, is_dedicated)]
 
 
-def _judge_model(config: Config, reports: Callable[[str], list[Report]], is_dedicated: bool) -> list[Check]:
+def _check_model(config: Config, reports: Callable[[str], list[Report]], is_dedicated: bool) -> list[Check]:
     if failed := find_error(MODEL, reports("experiment"), "fl-dist run --check CONFIG checks it without training"):
         return [failed]
     return [

@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
         return errors[-1].removeprefix("error: ") if errors else f"exit code {self.code}"
 
 
-SILENT = Outcome(None, 0.0, "", {})
+NO_ANSWER = Outcome(None, 0.0, "", {})
 """Of a rank whose doctor did not answer."""
 
 
@@ -74,7 +74,7 @@ def run_job(ranks: Ranks, size: int, target: Target, argument: Any, seconds: flo
             variables |= rank_in_job(ranks.rank, ranks.hosts[:size], ranks.info.host, port).to_environment()
         outcome = run_child(target, argument, variables, seconds)
     answers = ranks.gather(outcome, seconds + ANSWER_MARGIN_SECONDS)[:size]
-    return [SILENT if answer is None else Outcome(*answer) for answer in answers]
+    return [NO_ANSWER if answer is None else Outcome(*answer) for answer in answers]
 
 
 def rank_in_job(rank: int, hosts: Sequence[str], address: str, port: int) -> RankInfo:

@@ -15,7 +15,7 @@ from fl_dist.distributed.signals import StopRequest
 from fl_dist.distributed.torch_settings import torch_settings
 from fl_dist.doctor.data import measure_data
 from fl_dist.doctor.devices import measure_device
-from fl_dist.doctor.disk import look_at_folder
+from fl_dist.doctor.disk import measure_folder
 from fl_dist.doctor.jobs import write_result
 from fl_dist.doctor.memory import measure_memory
 from fl_dist.doctor.network import measure_collectives
@@ -51,7 +51,7 @@ def probe(file: Path, arguments: ProbeArguments) -> int:
         return value
 
     keep_freed_memory()
-    measure("folder", lambda: look_at_folder(Path(arguments.folder), arguments.token))
+    measure("folder", lambda: measure_folder(Path(arguments.folder), arguments.token))
     measure("versions", measure_versions)
     device = measure("devices", lambda: pick_device(config.topology, info.local_rank))
     if device is None:
