@@ -1,6 +1,6 @@
 """What a data set is, and how its rows become model input."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -94,15 +94,23 @@ class Dataset:
         return not self.is_numeric and y.shape == main_tensor(self.x_train).shape and not y.is_floating_point()
 
 
-def dataset_from_arrays(arrays: Mapping[str, np.ndarray], classes: int, **known: Any) -> Dataset:
-    """A data set from arrays under the names of its tensors; of a split without arrays it has no rows."""
-    present = next(split for split in SPLITS if f"x_{split}" in arrays)
+def dataset_from_arrays(
+    arrays: Mapping[str, np.ndarray], classes: int, tensor_names: Sequence[str] = (), **known: Any
+) -> Dataset:
+    """A data set from arrays x_train, y_train and so on; of a split without arrays it has no rows.
 
-    def tensor(x: str, split: str) -> Tensor:
-        name = f"{x}_{split}"
-        return torch.from_numpy(arrays[name] if name in arrays else arrays[f"{x}_{present}"][:0])
+    `tensor_names`: of the tensors of a row, if there are several; their arrays are called x_train.NAME.
+    """
+    present = next(split for split in SPLITS if f"y_{split}" in arrays)
 
-    x_train, y_train, x_test, y_test = (tensor(x, split) for split in SPLITS for x in "xy")
+    def tensor(kind: str, split: str, name: str = "") -> Tensor:
+        array = arrays.get(f"{kind}_{split}{name}")
+        return torch.from_numpy(arrays[f"{kind}_{present}{name}"][:0] if array is None else array)
+
+    def rows(split: str) -> Rows:
+        return {name: tensor("x", split, f".{name}") for name in tensor_names} or tensor("x", split)
+
+    x_train, x_test, y_train, y_test = rows("train"), rows("test"), tensor("y", "train"), tensor("y", "test")
     return Dataset(x_train, y_train, x_test, y_test, classes, client=arrays.get("client"), **known)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -44,11 +44,14 @@ class TextSettings:
     document: Document
 
     @property
+    def text_columns(self) -> list[str]:
+        templates = [self.text] if self.answer is None else [self.prompt, self.answer]
+        return [column for template in templates for column in template_columns(template)]
+
+    @property
     def columns(self) -> list[str]:
         """Those that are read."""
-        templates = [self.text] if self.answer is None else [self.prompt, self.answer]
-        columns = [column for template in templates for column in template_columns(template)]
-        return list(dict.fromkeys([*columns, *filter(None, (self.label, self.client))]))
+        return list(dict.fromkeys([*self.text_columns, *filter(None, (self.label, self.client))]))
 
 
 @dataclass(frozen=True)
@@ -129,70 +132,59 @@ def _tokenize(files: list[Path], tokenizer: TextTokenizer, settings: TextSetting
         tokenizer.truncate(settings.length)
     encode = _encode_for_prediction if settings.label is None else _encode_labelled
     for table in read_tables(files, settings.columns, settings.document):
-        for group in _group_texts(table, settings):
-            part, kept = encode(group, tokenizer, settings)
-            rows = [group.first + position for position in kept]
+        for piece in _split_table(table, settings.text_columns):
+            part, rows = encode(piece, tokenizer, settings)
             parts.append(part)
-            clients += [table.columns[settings.client][row] for row in rows] if settings.client else []
-            labels += [table.columns[settings.label][row] for row in rows] if settings.label else []
+            clients += [piece.columns[settings.client][row] for row in rows] if settings.client else []
+            labels += [piece.columns[settings.label][row] for row in rows] if settings.label else []
     if not sum(len(part.ends) for part in parts):
         raise DataError(f"{files[0]} has no text: each of its rows is empty")
     return Texts(join_documents(parts), clients, labels)
 
 
-class Group(NamedTuple):
-    """Texts that are tokenized together."""
-
-    table: Table
-    first: int
-    """The position of the first of them in the table."""
-    texts: list[str]
-    prompts: list[str]
-
-    def locate(self, position: int) -> str:
-        return self.table.locate(self.first + position)
-
-
-def _group_texts(table: Table, settings: TextSettings) -> Iterator[Group]:
-    """Rows in order, together of so many letters or a single one."""
-    texts = fill_template(settings.answer or settings.text, table)
-    prompts = fill_template(settings.prompt, table) if settings.answer else [""] * len(texts)
+def _split_table(table: Table, columns: Sequence[str]) -> Iterator[Table]:
+    """Rows in order, together of so many letters in these columns or a single one."""
     first = letters = 0
-    for row, own in enumerate(len(text) + len(prompt) for text, prompt in zip(texts, prompts, strict=True)):
+    for row, values in enumerate(zip(*(table.columns[column] for column in columns), strict=True)):
+        own = sum(len(str(value)) for value in values)
         if letters and letters + own > GROUP_LETTERS:
-            yield Group(table, first, texts[first:row], prompts[first:row])
+            yield table.slice(first, row)
             first, letters = row, 0
         letters += own
-    yield Group(table, first, texts[first:], prompts[first:])
+    yield table.slice(first, len(table.columns[columns[0]]))
 
 
-def _encode_labelled(group: Group, tokenizer: TextTokenizer, settings: TextSettings) -> tuple[Documents, Sequence[int]]:
-    """Documents, and which of the texts they are."""
-    ids = tokenizer.encode(group.texts, group.table.file)
-    if empty := [position for position, own in enumerate(ids) if not own]:
-        raise DataError(f"{group.locate(empty[0])}: the text has no token; remove the row")
+def _encode_labelled(table: Table, tokenizer: TextTokenizer, settings: TextSettings) -> tuple[Documents, Sequence[int]]:
+    """Documents, and which rows they are."""
+    ids = tokenizer.encode(fill_template(settings.text, table), table.file)
+    if empty := [row for row, own in enumerate(ids) if not own]:
+        raise DataError(f"{table.locate(empty[0])}: the text has no token; remove the row")
     return to_documents(ids, [0] * len(ids)), range(len(ids))
 
 
 def _encode_for_prediction(
-    group: Group, tokenizer: TextTokenizer, settings: TextSettings
+    table: Table, tokenizer: TextTokenizer, settings: TextSettings
 ) -> tuple[Documents, Sequence[int]]:
     """The same, without rows that are empty."""
-    file, has_prompts = group.table.file, settings.answer is not None
-    starts = tokenizer.encode_prompts(group.prompts, file) if has_prompts else [[] for _ in group.texts]
-    ends = tokenizer.encode_texts(group.texts, file, is_answer=has_prompts)
+    if settings.answer is None:
+        texts = fill_template(settings.text, table)
+        ids = tokenizer.encode_texts(texts, table.file, is_answer=False)
+        rows = [row for row, own in enumerate(ids) if len(own) > 1 and texts[row].strip()]
+        return to_documents([ids[row] for row in rows], [0] * len(rows)), rows
+    prompts = tokenizer.encode_prompts(fill_template(settings.prompt, table), table.file)
+    answers = tokenizer.encode_texts(fill_template(settings.answer, table), table.file, is_answer=True)
     if not settings.is_packed:
-        _check_prompts(starts, settings.length, group)
-    ids = [start + end for start, end in zip(starts, ends, strict=True)]
-    kept = [k for k, own in enumerate(ids) if len(own) > 1 and (has_prompts or group.texts[k].strip())]
-    return to_documents([ids[k] for k in kept], [len(starts[k]) for k in kept]), kept
+        _check_prompts(prompts, settings.length, table)
+    ids = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    rows = [row for row, own in enumerate(ids) if len(own) > 1]
+    return to_documents([ids[row] for row in rows], [len(prompts[row]) for row in rows]), rows
 
 
-def _check_prompts(prompts: list[list[int]], length: int, group: Group) -> None:
-    for position, own in enumerate(prompts):
+def _check_prompts(prompts: list[list[int]], length: int, table: Table) -> None:
+    for row, own in enumerate(prompts):
         if len(own) > length:
             what = f"the prompt has {len(own):,} tokens, which leaves none of {length:,} for its answer"
-            raise DataError(f"{group.locate(position)}: {what}; raise data.length, or shorten or remove the row")
+            raise DataError(f"{table.locate(row)}: {what}; raise data.length, or shorten or remove the row")
 
 
 def _write_packed(
