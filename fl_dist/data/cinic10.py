@@ -44,7 +44,7 @@ def cinic10(*, root: Annotated[str, Field(min_length=1, description=ROOT_DESCRIP
             files = list_labelled_images(folders[split])
             if empty := set(range(len(CLASSES))) - {label for _, label in files}:
                 raise DataError(f"{folders[split][min(empty)]} contains no image; {redownload_hint('cinic10')}")
-            write_labelled_images(allocate, split, files, lambda image: image, IMAGE, "cinic10")
+            write_labelled_images(allocate, split, files, lambda image, size: image, IMAGE[1], "cinic10")
 
     sources = [entry for of_split in folders.values() for entry in of_split if entry.is_dir()]
     arrays = shared_arrays.load_or_build("cinic10", sources, None, build)

@@ -1,7 +1,6 @@
 """The user's own images in one folder per class, as torchvision's ImageFolder."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -54,8 +53,7 @@ def image_folder(
 
     def build(allocate: shared_arrays.Allocate) -> None:
         for split, files in _list_images(class_folders, share, may_lack=classes is not None).items():
-            transform = partial(center_crop if crop else resize, size=size)
-            write_labelled_images(allocate, split, files, transform, (3, size, size), "image_folder")
+            write_labelled_images(allocate, split, files, center_crop if crop else resize, size, "image_folder")
 
     settings = (size, crop, names, share, [(split, len(own)) for split, own in class_folders.items()])
     arrays = shared_arrays.load_or_build("image_folder", sources, settings, build)

@@ -5,7 +5,6 @@ than memory, and every rank reads the same bytes.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -49,7 +48,7 @@ def tiny_imagenet(*, root: Root, size: Size = 64) -> Dataset:
         for split, files in (("train", list_labelled_images(train_folders)), ("test", test)):
             if not files:
                 raise DataError(f"{name}: there are no images to {split} on")
-            write_labelled_images(allocate, split, files, partial(resize, size=size), (3, size, size), name)
+            write_labelled_images(allocate, split, files, resize, size, name)
 
     arrays = shared_arrays.load_or_build(name, sources, size, build)
     return dataset_from_arrays(arrays, len(labels), mean=MEAN, std=STD)
@@ -107,8 +106,9 @@ def _load_domains(name: str, folder: Path, target: str, size: int) -> Dataset:
     classes = sorted({entry.name for domain in domains for entry in subfolders(domain)})
     folders = {domain.name: [domain / word for word in classes] for domain in domains}
     sources = [entry for of_domain in folders.values() for entry in of_domain if entry.is_dir()]
-    build = partial(_write_domains, folders=folders, size=size, name=name)
-    arrays = shared_arrays.load_or_build(name, sources, size, build)
+    arrays = shared_arrays.load_or_build(
+        name, sources, size, lambda allocate: _write_domains(allocate, folders, size, name)
+    )
     return dataset_from_arrays(_split_domains(arrays, names.index(target)), len(classes), mean=MEAN, std=STD)
 
 
@@ -123,7 +123,7 @@ def _write_domains(allocate: shared_arrays.Allocate, folders: dict[str, list[Pat
     ends[:] = np.cumsum([len(domain) for domain in (*domains, *domains[:-1])])
     y, x = allocate("y", (total,), np.int64), allocate("x", (total, 3, size, size), np.uint8)
     y[:unique] = [label for _, label in files]
-    decode_images([file for file, _ in files], x[:unique], partial(center_crop, size=size), name)
+    decode_images([file for file, _ in files], x[:unique], center_crop, name)
     for array in (x, y):
         array[unique:] = array[: total - unique]
 

@@ -90,6 +90,14 @@ def draw_test_rows(rows: int, share: float) -> np.ndarray:
     return is_test
 
 
+def split_masks(source: str, rows: int, test: str | float) -> dict[str, np.ndarray]:
+    """Which rows of the files of `source` are in each split: all in its own, unless test rows are drawn from them."""
+    if isinstance(test, str):
+        return {source: np.ones(rows, dtype=bool)}
+    is_test = draw_test_rows(rows, test)
+    return {"train": ~is_test, "test": is_test}
+
+
 def number_clients(values: Sequence[Any], column: str) -> np.ndarray:
     """An id from 0 for each name or number, in sorted order."""
     _check_one_type(values, column, "clients")

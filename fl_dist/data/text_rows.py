@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from fl_dist.common.errors import DataError
-from fl_dist.data.dataset import SPLITS
 from fl_dist.data.shared_arrays import Allocate
-from fl_dist.data.tables import draw_test_rows, number_clients, number_labels, print_size
+from fl_dist.data.tables import number_clients, number_labels, print_size, split_masks
 from fl_dist.data.text_files import Document, Table, fill_template, read_tables, template_columns
 from fl_dist.data.tokenizer import TextTokenizer
 from fl_dist.data.tokens import (
@@ -94,7 +93,11 @@ def write_rows(
     texts = {
         split: _tokenize(own, tokenizer, settings if split == "train" else of_test) for split, own in files.items()
     }
-    splits = _split_texts(texts, test)
+    splits = {
+        split: Split(own, np.flatnonzero(mask))
+        for source, own in texts.items()
+        for split, mask in split_masks(source, len(own.documents.ends), test).items()
+    }
     classes = _write_labels(allocate, splits, settings)
     write = _write_packed if settings.is_packed else _write_padded
     for name, split in splits.items():
@@ -104,13 +107,6 @@ def write_rows(
             allocate("client", client.shape, np.int64)[:] = client
     allocate("classes", (), np.int64)[...] = classes
     allocate("vocabulary", (), np.int64)[...] = tokenizer.vocabulary
-
-
-def _split_texts(texts: dict[str, Texts], test: str | float) -> dict[str, Split]:
-    if isinstance(test, str):
-        return {split: Split(own, np.arange(len(own.documents.ends))) for split, own in texts.items()}
-    is_test = draw_test_rows(len(texts["train"].documents.ends), test)
-    return {split: Split(texts["train"], np.flatnonzero(is_test == (split == "test"))) for split in SPLITS}
 
 
 def _write_labels(allocate: Allocate, splits: dict[str, Split], settings: TextSettings) -> int:
