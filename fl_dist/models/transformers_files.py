@@ -19,8 +19,6 @@ CONFIG, WEIGHTS = "config.json", "*.safetensors"
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
 Dtype = Literal["float32", "bfloat16", "auto"]
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-
-
 FROM_SEED = "weights drawn from the seed: {}"
 
 

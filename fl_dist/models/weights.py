@@ -121,9 +121,9 @@ def _check_names(path: str | Path, missing: set[str], unexpected: set[str]) -> N
         raise ModelError(f"model.init {path} {' and '.join(problems)}; set model to the one the file was saved from")
 
 
-def _list_names(names: set[str], limit: int = 5) -> str:
-    """Some of them; of very long ones fewer."""
+def _list_names(names: set[str]) -> str:
+    """Up to five of them; of very long ones fewer."""
     ordered = sorted(names)
-    limit = max(1, min(limit, MAX_LISTED_LENGTH // len(max(ordered, key=len, default="-"))))
+    limit = max(1, min(5, MAX_LISTED_LENGTH // len(max(ordered, key=len, default="-"))))
     shown = [repr(name) for name in ordered[:limit]]
     return ", ".join(shown) + (f" and {len(names) - limit} more" if len(names) > limit else "")
