@@ -64,8 +64,8 @@ def _fetch(arguments: argparse.Namespace) -> None:
 
 def _check(arguments: argparse.Namespace) -> None:
     from fl_dist.data import datasets, shared_arrays
+    from fl_dist.data.domains import list_published_domains
     from fl_dist.data.download import get_source
-    from fl_dist.data.image_folders import list_published_domains
 
     source, root, start = get_source(arguments.name), expand_path(arguments.root), time.monotonic()
     settings: dict[str, Any] = {"root": str(root)}

@@ -15,7 +15,7 @@ from fl_dist.common.paths import expand_path
 from fl_dist.common.rows import main_tensor
 from fl_dist.data import shared_arrays
 from fl_dist.data.dataset import SPLITS, Dataset, dataset_from_arrays, datasets
-from fl_dist.data.download_sources import missing_data_message, redownload_hint
+from fl_dist.data.download_sources import find_folder, missing_data_message, redownload_hint
 from fl_dist.data.images import list_labelled_images, write_labelled_images
 from fl_dist.data.npz import read_npz
 
@@ -30,7 +30,7 @@ ROOT_DESCRIPTION = "folder cinic-10 (train/<class>/*.png and test, or cinic10.np
 def cinic10(*, root: Annotated[str, Field(min_length=1, description=ROOT_DESCRIPTION)]) -> Dataset:
     """CINIC-10 from its published folders, or from one file cinic10.npz of the same arrays (faster)."""
     base = expand_path(root)
-    folder = base / "cinic-10" if (base / "cinic-10").is_dir() else base
+    folder = find_folder(base, "cinic-10")
     if (folder / PACKED).is_file():
         return _read_packed(folder / PACKED)
     for split in SPLITS:

@@ -134,6 +134,12 @@ SOURCES = {
 }
 
 
+def find_folder(root: Path, name: str) -> Path:
+    """The folder of that name in root, or root itself if there is none."""
+    folder = root / name
+    return folder if folder.is_dir() else root
+
+
 def missing_data_message(name: str, root: Path, missing: str) -> str:
     """What is missing, where, and how to get it."""
     source = SOURCES[name]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 FORMATS = ("PNG", "JPEG")  # Pillow would take others by their content, such as PostScript, for which it runs a program
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CHUNK_IMAGES = 64  # decoded by a thread at a time
 MIN_IMAGES_FOR_PROGRESS = 10_000
 
@@ -90,6 +91,11 @@ def list_images(folder: Path) -> list[Path]:
 def list_labelled_images(folders: Sequence[Path]) -> list[tuple[Path, int]]:
     """All images of one folder per class, with the index of the class; folders may be missing."""
     return [(file, label) for label, folder in enumerate(folders) if folder.is_dir() for file in list_images(folder)]
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """By name, without hidden ones."""
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def resize(image: "Image", size: int) -> "Image":

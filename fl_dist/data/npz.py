@@ -67,14 +67,14 @@ def npz(
         return data
     if not data.is_numeric:
         raise DataError(f"data file {path}: x_train holds ids, which cannot be normalised; remove mean, std, normalise")
-    if normalise == "auto" and (mean or std):
+    if normalise is None:
+        return replace(data, mean=tuple(mean or ()), std=tuple(std or ()))
+    if mean or std:
         raise DataError("data.normalise is auto, but data.mean or data.std is set too; remove one of them")
-    if normalise == "auto" and tuple(splits) != SPLITS:
+    if tuple(splits) != SPLITS:
         raise DataError("data.normalise=auto needs the training rows of all clients; with data.local set mean and std")
-    statistics = (
-        channel_statistics(main_tensor(data.x_train).numpy()) if normalise else (tuple(mean or ()), tuple(std or ()))
-    )
-    return replace(data, mean=statistics[0], std=statistics[1])
+    channel_mean, channel_std = channel_statistics(main_tensor(data.x_train).numpy())
+    return replace(data, mean=channel_mean, std=channel_std)
 
 
 def _declare(data: Dataset, classes: int | None, vocabulary: int | None) -> Dataset:

@@ -20,6 +20,7 @@ from fl_dist.data.images import EncodedImage, decode_images, resize
 from fl_dist.data.npz import channel_statistics
 from fl_dist.data.tables import (
     ClassNames,
+    Column,
     TestRows,
     describe_files,
     find_splits,
@@ -32,7 +33,6 @@ from fl_dist.data.tables import (
 BATCH_ROWS = 1000
 INDEX = re.compile(r"__index_level_\d+__")
 """The name under which pandas stores a table's index."""
-Column = Annotated[str, Field(min_length=1)]
 Block = np.ndarray | list[EncodedImage]
 """Rows of one split, or of several: features [n, k], or images."""
 
