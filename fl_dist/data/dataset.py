@@ -14,7 +14,7 @@ from fl_dist.common.registry import Registry
 from fl_dist.common.rows import R, Rows, count_rows, describe_rows, main_tensor, map_rows
 
 SPLITS = ("train", "test")
-NOT_LEARNT = -100
+IGNORE_INDEX = -100
 """The target of a token that is not learnt: padding, or a prompt."""
 NUMERIC_INTEGERS = ("uint8", "int8", "int16")
 """Integer types of rows that are numbers (pixels, audio samples); all other integers are ids."""
@@ -49,7 +49,7 @@ class Dataset:
             x, y = getattr(self, f"x_{split}"), getattr(self, f"y_{split}")
             if not isinstance(y, Tensor):
                 raise DataError(f"y_{split} of a data set is of type {type(y).__name__}, not a tensor")
-            if (rows := _count_checked(f"x_{split}", x)) != len(y):
+            if (rows := _check_and_count(f"x_{split}", x)) != len(y):
                 raise DataError(f"a data set needs one target per row; x_{split} has {rows} rows, y_{split} {len(y)}")
             if y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
                 object.__setattr__(self, f"y_{split}", y.long())  # the type of labels in torch
@@ -138,7 +138,7 @@ def row_kind(x: Tensor | np.ndarray) -> str:
     return name if name in NUMERIC_INTEGERS else "float" if "float" in name else "ids"
 
 
-def _count_checked(name: str, rows: object) -> int:
+def _check_and_count(name: str, rows: object) -> int:
     """The number of rows, if they are a tensor or several of equal length by name."""
     if isinstance(rows, Tensor):
         return len(rows)

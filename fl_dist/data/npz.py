@@ -62,7 +62,7 @@ def npz(
     ] = None,
 ) -> Dataset:
     """Arrays of the user's, and optionally the client of each training row."""
-    data = _declare(read_npz(expand_path(path), splits), classes, vocabulary)
+    data = _set_sizes(read_npz(expand_path(path), splits), classes, vocabulary)
     if mean is None and std is None and normalise is None:
         return data
     if not data.is_numeric:
@@ -77,7 +77,7 @@ def npz(
     return replace(data, mean=channel_mean, std=channel_std)
 
 
-def _declare(data: Dataset, classes: int | None, vocabulary: int | None) -> Dataset:
+def _set_sizes(data: Dataset, classes: int | None, vocabulary: int | None) -> Dataset:
     """With these numbers of classes and ids; a file need not hold a row of each."""
     if classes is not None and data.classes > classes:
         raise DataError(f"data.classes is {classes}, but the data has a label {data.classes - 1}")
@@ -192,8 +192,6 @@ def _check_targets(arrays: Arrays, name: str, rows: str) -> None:
         return
     if y.dtype.kind not in "iuf":
         raise DataError(f"{name} is {y.dtype}; it needs integers from 0 on, or numbers to predict")
-    if len(y) != len(arrays[rows]):
-        raise DataError(f"{name} has {len(y)} rows, {rows} {len(arrays[rows])}; it needs one for each")
     _check_finite(y, name)
 
 

@@ -22,7 +22,7 @@ from fl_dist.data.tokens import (
     to_documents,
 )
 
-GROUP_LETTERS = 2**20
+MAX_CHARACTERS = 2**20
 """Of the texts that are tokenized at a time: the tokenizer needs a hundred bytes per token."""
 TENSOR_NAMES = ("input_ids", "attention_mask")
 """Those of padded rows, as models of the transformers library name them."""
@@ -139,14 +139,14 @@ def _tokenize(files: list[Path], tokenizer: TextTokenizer, settings: TextSetting
 
 
 def _split_table(table: Table, columns: Sequence[str]) -> Iterator[Table]:
-    """Rows in order, together of so many letters in these columns or a single one."""
-    first = letters = 0
+    """Rows in order, together of so many characters in these columns, or a single one."""
+    first = characters = 0
     for row, values in enumerate(zip(*(table.columns[column] for column in columns), strict=True)):
-        own = sum(len(str(value)) for value in values)
-        if letters and letters + own > GROUP_LETTERS:
+        length = sum(len(str(value)) for value in values)
+        if characters and characters + length > MAX_CHARACTERS:
             yield table.slice(first, row)
-            first, letters = row, 0
-        letters += own
+            first, characters = row, 0
+        characters += length
     yield table.slice(first, len(table.columns[columns[0]]))
 
 

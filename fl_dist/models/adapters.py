@@ -13,7 +13,7 @@ from fl_dist.common.formatting import suggest
 from fl_dist.common.imports import without_broken_torchvision
 from fl_dist.common.registry import StrictModel
 
-WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+ADAPTER_WEIGHTS, ADAPTER_SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 """Files of an adapter in peft's format."""
 
 
@@ -44,7 +44,7 @@ def add_adapters(network: Any, lora: Lora, kind: str) -> Any:
         raise ModelError(f"model.lora: {error_message(error)}; set model.lora.targets: {layers}") from None
     for layer in adapted.modules():
         if isinstance(layer, peft.utils.ModulesToSaveWrapper):
-            _take_any_precision(layer)
+            _convert_inputs(layer)
     return adapted
 
 
@@ -59,7 +59,7 @@ def file_names(adapted: Any) -> dict[str, str]:
 def write_adapter(adapted: Any, tensors: dict[str, Tensor], folder: Path) -> None:
     """Tensors by their names in peft's files."""
     folder.mkdir(exist_ok=True)
-    write_atomically(folder / WEIGHTS, save(tensors, {"format": "pt"}))
+    write_atomically(folder / ADAPTER_WEIGHTS, save(tensors, {"format": "pt"}))
     adapted.peft_config["default"].save_pretrained(str(folder))
 
 
@@ -92,7 +92,7 @@ def _has_matrix(module: nn.Module) -> bool:
     return weight is not None and weight.dim() == 2 and not isinstance(module, nn.Embedding)
 
 
-def _take_any_precision(head: nn.Module) -> None:
+def _convert_inputs(head: nn.Module) -> None:
     """Convert what a trained head gets from a base in half precision."""
 
     def convert(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
