@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from fl_dist.algorithms import algorithms, papers, parts
-from fl_dist.algorithms.core import Algorithm, Round, changes_upload
+from fl_dist.algorithms.core import Algorithm, Round
 from fl_dist.algorithms.memory_needs import FLOAT_BYTES, VECTOR_SIZE, is_model_sized, memory_needs
 from fl_dist.algorithms.paper_costs import PAPER_COSTS, PublishedCost
+from fl_dist.algorithms.part import changes_upload
 from fl_dist.algorithms.privacy_accountant import has_opacus
 from fl_dist.common.formatting import format_bytes
 from fl_dist.optimizers import Optimizer, optimizers
