@@ -20,9 +20,10 @@ from fl_dist.common.paths import expand_path
 from fl_dist.common.registry import StrictModel
 from fl_dist.common.yaml_reader import read_yaml
 from fl_dist.config.arguments import default_run_name, resolve_arguments
-from fl_dist.config.loading import validate_mapping
-from fl_dist.config.overrides import COMMAND_LINE, expand_override
+from fl_dist.config.overrides import expand_override
 from fl_dist.config.schema import Config
+from fl_dist.config.sources import COMMAND_LINE
+from fl_dist.config.validation import validate_mapping
 
 Change = dict[str, Any]
 Changes = list[Change]
