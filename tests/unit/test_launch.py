@@ -11,7 +11,8 @@ import pytest
 import torch
 from submitit import JobEnvironment
 
-from fl_dist.config.sweeps import Sweep, read_sweep
+from fl_dist.config.sweep_file import Sweep
+from fl_dist.config.sweeps import read_sweep
 from launch import local, requeue, status, submit, sweep, sync, task
 from launch.devices import describe_placement, visible_gpus
 from tests.support.launchers import write_config
