@@ -8,7 +8,7 @@ from fl_dist.callbacks.base import build_callbacks
 from fl_dist.common import terminal
 from fl_dist.common.errors import error_location
 from fl_dist.common.yaml_reader import to_yaml
-from fl_dist.config import Config, dump
+from fl_dist.config import Config
 from fl_dist.config.arguments import resolve_arguments
 from fl_dist.distributed import bf16
 from fl_dist.distributed.failures import error_line, exit_code, exit_error, log_error, needs_traceback
@@ -61,7 +61,7 @@ def _check(config: Config) -> int:
         lines = [*describe(experiment), *describe_assumptions(experiment)]
     for line in lines:
         print(f"# {line}")
-    print(to_yaml(dump(config)), end="")
+    print(to_yaml(config.model_dump()), end="")
     return 0
 
 

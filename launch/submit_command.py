@@ -11,7 +11,7 @@ from fl_dist.common import terminal
 from fl_dist.common.errors import ConfigError
 from fl_dist.common.formatting import pluralize
 from fl_dist.config.arguments import resolve_arguments
-from fl_dist.config.loading import validate_mapping
+from fl_dist.config.validation import validate_mapping
 from fl_dist.distributed.signals import EXIT_BAD_CONFIG, EXIT_REQUEUE, handle_signals
 from fl_dist.storage.run_folder import RunFolder
 from launch import cluster

@@ -9,9 +9,10 @@ import numpy as np
 
 from fl_dist.common.errors import ConfigError
 from fl_dist.config.arguments import QUICKSTART, add_search_paths, default_run_name
+from fl_dist.config.builder_sections import BUILDER_SECTIONS
 from fl_dist.config.loading import validate
 from fl_dist.config.overrides import merge_overrides
-from fl_dist.config.schema import BUILDER_SECTIONS, Config
+from fl_dist.config.schema import Config
 
 
 def load_arguments(config: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Config:

@@ -12,8 +12,9 @@ from fl_dist.common.files import read_lines
 from fl_dist.common.formatting import shorten, suggest
 from fl_dist.common.paths import expand_path
 from fl_dist.config import LAYOUT_KEYS, read_recorded_config
-from fl_dist.config.loading import flatten_keys
-from fl_dist.config.sweeps import COLUMN, LIST, ROW, Sweep, SweepRun, axis_names, matches_any, read_sweep
+from fl_dist.config.comparison import flatten_keys
+from fl_dist.config.sweep_file import Sweep
+from fl_dist.config.sweeps import COLUMN, LIST, ROW, SweepRun, axis_names, matches_any, read_sweep
 from fl_dist.metrics.file import read_records
 from fl_dist.metrics.record import COSTS, RoundRecord
 from fl_dist.storage.run_folder import CONFIG, DIAGNOSTICS, METRICS, RunFolder, find_runs

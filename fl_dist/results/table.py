@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fl_dist.common.errors import ConfigError
 from fl_dist.common.formatting import pluralize, shorten
-from fl_dist.config.sweeps import ExtraColumn, TableSettings
+from fl_dist.config.sweep_file import ExtraColumn, TableSettings
 from fl_dist.results.collect import Collection, RunResult
 from fl_dist.tasks import PrimaryMetric
 
