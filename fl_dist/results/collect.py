@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_dist.common.errors import ConfigError, DataError, error_message
-from fl_dist.common.files import read_lines
+from fl_dist.common.files import parse_object, read_lines
 from fl_dist.common.formatting import shorten, suggest
 from fl_dist.common.paths import expand_path
 from fl_dist.config import LAYOUT_KEYS, read_recorded_config
@@ -66,7 +66,8 @@ class RunResult:
     def diagnostics(self) -> list[Mapping[str, Any]]:
         """The values of all diagnostics, by increasing round: of its records, then those measured later."""
         values = [values for record in self.records for values in (record.diagnostics or {}).values()]
-        return values + [entry["values"] for entry in read_lines(self.path / DIAGNOSTICS)]
+        later = read_lines(self.path / DIAGNOSTICS, parse_object, "a JSON object")
+        return values + [entry["values"] for entry in later]
 
     @cached_property
     def scores(self) -> list[tuple[int, float]]:
