@@ -14,8 +14,9 @@ from fl_dist.common.paths import expand_path
 from fl_dist.config import LAYOUT_KEYS, read_recorded_config
 from fl_dist.config.loading import flatten_keys
 from fl_dist.config.sweeps import COLUMN, LIST, ROW, Sweep, SweepRun, axis_names, matches_any, read_sweep
+from fl_dist.metrics.costs import cumulative_costs
 from fl_dist.metrics.file import read_records
-from fl_dist.metrics.record import COSTS, RoundRecord
+from fl_dist.metrics.record import RoundRecord
 from fl_dist.storage.run_folder import CONFIG, DIAGNOSTICS, METRICS, RunFolder, find_runs
 from fl_dist.tasks import PrimaryMetric
 
@@ -88,13 +89,12 @@ class RunResult:
             raise ConfigError(f"{key} in {self.path / METRICS} is {shorten(repr(value))}, not a number")
         return [value]
 
-    def cost_until(self, last_round: int, cost: str) -> float:
-        """What the rounds up to this one cost."""
-        costs = [COSTS[cost].of(record) for record in self.records if record.round <= last_round]
-        known = [value for value in costs if value is not None]
-        if len(known) < len(costs):
+    def costs_until(self, rounds: Iterable[int], cost: str) -> list[float]:
+        """What all rounds up to each of these cost together."""
+        totals = cumulative_costs(self.records, cost)
+        if not totals.keys() >= {*rounds}:
             raise DataError(f"{self.path / METRICS} lacks the {cost} of some rounds; choose another cost")
-        return sum(known)
+        return [totals[index] for index in rounds]
 
 
 @dataclass

@@ -177,7 +177,7 @@ def summarize(
 def _value(run: RunResult, measure: Measure, table: TableSettings) -> float | None:
     if measure.cost is not None:
         last = run.last_round if measure.target is None else first_round_reaching(run, measure.target)
-        return None if last is None else run.cost_until(last, measure.cost)
+        return None if last is None else run.costs_until([last], measure.cost)[0]
     if measure.also is None:
         return final_score(run, table)
     numbers, over = run.numbers(measure.also.key), measure.also.over

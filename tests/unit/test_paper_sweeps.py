@@ -12,7 +12,7 @@ import pytest
 import fl_dist
 from fl_dist.config import Config
 from fl_dist.config.sweeps import COLUMN, ROW, Sweep, SweepRun, read_sweep
-from fl_dist.metrics.record import COSTS
+from fl_dist.metrics.costs import COSTS
 from fl_dist.results.collect import RunResult
 from tests.support.processes import ROOT
 
