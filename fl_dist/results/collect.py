@@ -1,6 +1,5 @@
 """Runs with their places in a table: from a sweep's file, or from folders whose configurations differ."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +16,7 @@ from fl_dist.config.sweeps import COLUMN, LIST, ROW, Sweep, SweepRun, axis_names
 from fl_dist.metrics.costs import cumulative_costs
 from fl_dist.metrics.file import read_records
 from fl_dist.metrics.record import RoundRecord
+from fl_dist.metrics.summary import Scores, finite_scores
 from fl_dist.storage.run_folder import CONFIG, DIAGNOSTICS, METRICS, RunFolder, find_runs
 from fl_dist.tasks import PrimaryMetric
 
@@ -71,10 +71,12 @@ class RunResult:
         return values + [entry["values"] for entry in later]
 
     @cached_property
-    def scores(self) -> list[tuple[int, float]]:
-        """Round and primary metric, of the rounds that were evaluated."""
-        scores = [(record.round, record.test.get(self.primary_metric.name)) for record in self.records]
-        return [(index, score) for index, score in scores if score is not None and math.isfinite(score)]
+    def scores(self) -> Scores:
+        return finite_scores(self.records, self.primary_metric)
+
+    def start_of_window(self, final_window: int | None) -> int:
+        """The round before its last ones, over which its final score is a mean."""
+        return self.last_round - (final_window or self.final_window)
 
     def numbers(self, key: str, after: int = 0) -> list[float | None]:
         """The values under a dotted key, in the rounds that have it; None: it could not be measured."""
@@ -95,6 +97,11 @@ class RunResult:
         if not totals.keys() >= {*rounds}:
             raise DataError(f"{self.path / METRICS} lacks the {cost} of some rounds; choose another cost")
         return [totals[index] for index in rounds]
+
+
+def common_metric(runs: Sequence[RunResult]) -> PrimaryMetric:
+    """That of the first run with records; without any, the default."""
+    return next((run.primary_metric for run in runs if run.records), runs[0].primary_metric)
 
 
 @dataclass
