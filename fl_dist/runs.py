@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fl_dist.common.errors import ConfigError, DataError
+from fl_dist.common.global_state import preserve_global_state, use_default_settings
 from fl_dist.common.imports import prepend_to_path
 from fl_dist.common.randomness import seed_global, torch_seed
 from fl_dist.common.rows import Rows, count_rows, main_tensor, tensors_of
@@ -78,10 +79,12 @@ def run(config: str | Path | Mapping[str, Any] | None = None, *, quiet: bool = F
 
 @contextlib.contextmanager
 def _preserve_process_state() -> Iterator[None]:
-    """Restore the search path of modules and the environment; the log, signals and settings of torch have their own."""
+    """Restore the search path of modules, the environment and settings of torch; the log and signals have their own."""
     search_path, environment = list(sys.path), dict(os.environ)
     try:
-        yield
+        with preserve_global_state():
+            use_default_settings()  # also while the configuration is validated
+            yield
     finally:
         sys.path[:] = search_path
         for name in os.environ.keys() - environment.keys():

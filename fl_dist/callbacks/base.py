@@ -3,7 +3,8 @@
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_dist.common.errors import ConfigError, FlDistError, describe_error, error_message
+from fl_dist.common.global_state import preserve_global_state
 from fl_dist.common.hook_contract import check_hook_names
 from fl_dist.common.registry import Registry
 from fl_dist.metrics.record import RoundRecord
@@ -42,7 +44,7 @@ class RunContext:
     """What a callback may know of its run."""
 
     config: Any
-    """The validated configuration, with attributes such as `config.local.lr`; it cannot be changed."""
+    """The validated configuration, with attributes such as `config.local.lr`: a copy."""
     folder: Path
     """The run folder."""
     primary_metric: PrimaryMetric
@@ -69,6 +71,9 @@ class Callback:
 
     def on_run_end(self, summary: Summary, context: RunContext) -> None:
         """After the last round of this attempt; `summary["finished"]` is False if the run was interrupted."""
+
+    def close(self) -> None:
+        """At the end of an attempt, also after an error: release files, threads and processes."""
 
     def state_dict(self) -> dict[str, Any]:
         """What the callback keeps from round to round, as JSON data: saved with every checkpoint."""
@@ -102,7 +107,8 @@ class CallbackList(Callback):
     def check(self, measurements: Measurements) -> None:
         for listed in self._listed:
             try:
-                listed.callback.check(measurements)
+                with _isolation():
+                    listed.callback.check(measurements)
             except Exception as e:
                 raise ConfigError(f"callback {listed.name}: {_describe(e)}") from e
 
@@ -127,6 +133,14 @@ class CallbackList(Callback):
         with self._guard(listed, "on_run_end"):
             listed.callback.on_run_end(summary, context)
 
+    def close(self) -> None:
+        for listed in self._listed:
+            try:
+                with _isolation():
+                    listed.callback.close()
+            except Exception as e:  # the run has ended, maybe with an error that says more
+                log.warning("callback %s failed in close: %s", listed.name, _describe(e), exc_info=e)
+
     def state_dict(self) -> dict[str, Any]:
         states: dict[str, Any] = {}
         for listed in list(self._listed):
@@ -136,17 +150,22 @@ class CallbackList(Callback):
         return states
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        names = [listed.name for listed in self._listed]
         for listed in list(self._listed):
+            if listed.name not in states:
+                continue
+            if _alike(listed.name, states) != _alike(listed.name, names):
+                log.warning("callback %s starts anew: the list has another number of them than before", listed.name)
+                continue
             with self._guard(listed, "load_state_dict"):
-                if listed.name in states:
-                    listed.callback.load_state_dict(states[listed.name])
+                listed.callback.load_state_dict(states[listed.name])
 
     @contextlib.contextmanager
     def _guard(self, listed: ListedCallback, hook: str) -> Iterator[None]:
         try:
             with _isolation():
                 yield
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             message = f"callback {listed.name} failed in {hook}: {_describe(e)}"
             if not listed.is_optional:
                 raise CallbackError(message) from e
@@ -154,7 +173,14 @@ class CallbackList(Callback):
             self._listed.remove(listed)
 
 
-def _describe(error: Exception) -> str:
+def _alike(name: str, names: Iterable[str]) -> list[str]:
+    """The names of all callbacks of this kind, which are numbered."""
+    return sorted(other for other in names if other.partition(" #")[0] == name.partition(" #")[0])
+
+
+def _describe(error: Exception | SystemExit) -> str:
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r})"
     return error_message(error) if isinstance(error, FlDistError) else describe_error(error)
 
 
@@ -168,7 +194,8 @@ def build_callbacks(section: Sequence[Mapping[str, Mapping[str, Any]]]) -> Callb
         number = sum(other.name.partition(" #")[0] == name for other in listed) + 1
         own = {key: value for key, value in settings.items() if key != "optional"}
         label = name if number == 1 else f"{name} #{number}"
-        callback = callbacks.build(name, own)
+        with _isolation():
+            callback = callbacks.build(name, own)
         check_hook_names(f"callback {name}", callback, Callback)
         listed.append(ListedCallback(label, callback, bool(settings.get("optional"))))
     return CallbackList(listed)
@@ -176,12 +203,6 @@ def build_callbacks(section: Sequence[Mapping[str, Mapping[str, Any]]]) -> Callb
 
 @contextlib.contextmanager
 def _isolation() -> Iterator[None]:
-    """Random numbers that a callback draws, and its number of threads and default type, are undone."""
-    rng, threads, dtype = torch.get_rng_state(), torch.get_num_threads(), torch.get_default_dtype()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.set_rng_state(rng)
-        torch.set_num_threads(threads)
-        torch.set_default_dtype(dtype)
+    """What a callback does to random generators, settings of torch and the working folder is undone."""
+    with preserve_global_state(), torch.no_grad(), contextlib.chdir(os.getcwd()):
+        yield

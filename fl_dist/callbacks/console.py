@@ -48,6 +48,7 @@ def write_line(text: str = "") -> None:
 class Console(Callback):
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=RECENT_ROUNDS)
+        self._bar = Bar(disable=True)
 
     def on_run_begin(self, context: RunContext) -> None:
         rounds, watched = context.config.rounds, sys.stderr.isatty()
@@ -71,6 +72,9 @@ class Console(Callback):
             folder, width = os.fspath(context.folder), terminal_width()
             for line in summary_lines(summary, context.primary_metric, folder, width):
                 write_line(line)
+
+    def close(self) -> None:
+        self._bar.close()
 
     def fields(self, record: RoundRecord, context: RunContext) -> list[str]:
         """The most important first: a narrow terminal shows fewer."""

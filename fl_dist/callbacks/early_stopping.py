@@ -10,6 +10,9 @@ from fl_dist.callbacks.base import Callback, Measurements, RunContext, callbacks
 from fl_dist.common.errors import ConfigError
 from fl_dist.metrics.record import RoundRecord
 
+METRIC = slice(3, 5)
+"""Of the settings in a checkpoint: which metric, and whether more or less of it is better."""
+
 
 @callbacks.register_as("early_stopping")
 class EarlyStopping(Callback):
@@ -108,6 +111,8 @@ class EarlyStopping(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """With other settings than before, the run is judged by the new ones from here on."""
+        if state["settings"][METRIC] != self._settings[METRIC]:
+            return  # values of another metric
         self.best_value, self.best_round = state["best_value"], state["best_round"]
         self.last_value = state.get("last_value")  # not in checkpoints of older versions
         self.reason = state["reason"] if state["settings"] == self._settings else ""

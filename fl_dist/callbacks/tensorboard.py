@@ -7,7 +7,6 @@ from pydantic import Field
 from fl_dist.callbacks.base import Callback, RunContext, callbacks
 from fl_dist.common.errors import UserError
 from fl_dist.metrics.record import RoundRecord
-from fl_dist.metrics.summary import Summary
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -39,6 +38,6 @@ class TensorBoard(Callback):
             self._writer.add_scalar(name, value, record.round, walltime=record.time)
         self._writer.flush()
 
-    def on_run_end(self, summary: Summary, context: RunContext) -> None:
+    def close(self) -> None:
         if self._writer is not None:
             self._writer.close()

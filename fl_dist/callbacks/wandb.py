@@ -74,7 +74,8 @@ class WandbMirror(Callback):
         process, self._process = self._process, None
         if process is None:
             return
-        _send(process, {"summary": summary if summary["finished"] else {}, "code": 0}, is_last=True)
+        _send(process, {"summary": summary if summary["finished"] else {}, "code": 0})
+        _close_input(process)
         try:
             failed = process.wait(FINISH_SECONDS[self._mode])
         except subprocess.TimeoutExpired:
@@ -84,6 +85,11 @@ class WandbMirror(Callback):
         else:
             if failed:
                 log.warning("the W&B mirror stopped, see %s; training continued", self._log)
+
+    def close(self) -> None:
+        """After an error the process is told that rank 0 is gone, and nobody waits for it."""
+        if self._process is not None:
+            _close_input(self._process)
 
 
 @contextlib.contextmanager
@@ -96,11 +102,17 @@ def _block_signals(signals: Iterable[signal.Signals]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _send(process: subprocess.Popen[str], message: dict[str, Any], is_last: bool = False) -> None:
+def _send(process: subprocess.Popen[str], message: dict[str, Any]) -> None:
     assert process.stdin is not None
     with contextlib.suppress(OSError):  # it has ended; on_run_end says so
         process.stdin.write(json.dumps(message) + "\n")
-        process.stdin.close() if is_last else process.stdin.flush()
+        process.stdin.flush()
+
+
+def _close_input(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
 
 
 def _last_attempt(folder: Path) -> dict[str, Any]:

@@ -80,15 +80,22 @@ class ServerLoop:
         self._listed, self._wandb = callbacks, WandbMirror()
         self.records = self._restore(start)
         self.context = RunContext(
-            config=experiment.config,
+            config=experiment.config.model_copy(deep=True),
             folder=folder.path,
             primary_metric=experiment.task.primary_metric,
             rounds_done=done,
             state_dict=server.named_model,
             request_stop=self._request_stop,
         )
-        for callback in (*self._builtin, self._wandb, self._listed):
-            callback.on_run_begin(self.context)
+        try:
+            for callback in self._callbacks():
+                callback.on_run_begin(self.context)
+        except Exception:
+            self.close()
+            raise
+
+    def _callbacks(self) -> list[Callback]:
+        return [*self._builtin, self._wandb, self._listed]
 
     def _request_stop(self, reason: str) -> None:
         self.stop_reason = self.stop_reason or reason
@@ -208,6 +215,11 @@ class ServerLoop:
                 self._call_listed(record)
         if not self.is_finished:
             write_line(f"interrupted after round {self.records[-1].round}; start it again to resume")
+
+    def close(self) -> None:
+        """At the end of an attempt, also after an error."""
+        for callback in self._callbacks():
+            callback.close()
 
     def _write_model(self) -> None:
         tensors, module = self.server.named_model(), self.experiment.model.module

@@ -43,7 +43,7 @@ def train(
         loop.finish()
         return loop.is_finished
     finally:
-        loop.writer.close()
+        loop.close()
 
 
 class TrainingLoop:
@@ -75,6 +75,14 @@ class TrainingLoop:
         self.worker = Worker(experiment, group, client_reader(root, start), folder.path, transfer)
         self.down, self.up = build_messages(experiment, group.size)
         self.oracle_worker = OracleWorker(experiment, group, self.worker.states)
+
+    def close(self) -> None:
+        """At the end of an attempt, also after an error."""
+        try:
+            if self.server_loop is not None:
+                self.server_loop.close()
+        finally:
+            self.writer.close()
 
     def run_round(self, index: int) -> bool:
         """One round; False if, instead, the server said that the run ends here."""

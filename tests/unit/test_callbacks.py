@@ -1,9 +1,15 @@
 """Callbacks: their calls, their state, their isolation from training, and reports of their failures."""
 
 import json
+import os
+import random
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,13 +19,14 @@ from safetensors.torch import load_file
 
 import fl_dist
 from fl_dist import Callback
-from fl_dist.callbacks.base import CallbackList, ListedCallback, RunContext
+from fl_dist.callbacks.base import CallbackList, ListedCallback, Measurements, RunContext
 from fl_dist.callbacks.early_stopping import EarlyStopping
 from fl_dist.config import load
 from fl_dist.main import main
 from fl_dist.metrics.record import RoundRecord
 from fl_dist.tasks.classification import Classification
 from tests.support.run_folder import assert_same_run, model_hash, read_records
+from tests.support.waiting import TIMEOUT_SECONDS
 
 SMALL = (
     *("rounds=5", "data=digits", "model={name: mlp, hidden: [8]}", "clients={total: 6, per_round: 3}", "seed=2"),
@@ -77,6 +84,60 @@ class Recorder(Callback):
         self.seen = state["seen"]
 
 
+class Meddler(Callback):
+    """Changes all that it can reach, wherever it can."""
+
+    def __init__(self) -> None:
+        self._meddle()
+
+    def _meddle(self) -> None:
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        torch.set_num_threads(2)
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        torch.set_grad_enabled(False)
+        torch.set_float32_matmul_precision("medium")
+        torch.set_autocast_enabled("cpu", True)
+        torch.set_deterministic_debug_mode("default")
+        torch.backends.mkldnn.enabled = False
+        os.chdir("/")
+
+    def check(self, measurements: Measurements) -> None:
+        self._meddle()
+
+    def on_run_begin(self, context: RunContext) -> None:
+        self._meddle()
+        context.config.clients.schedule[:] = [[0]] * 5
+        context.config.algorithm["name"] = "fedsam"
+
+    def on_round_end(self, record: RoundRecord, context: RunContext) -> None:
+        self._meddle()
+
+    def state_dict(self) -> dict[str, Any]:
+        self._meddle()
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        self._meddle()
+
+
+class Closing(Callback):
+    """Fails or calls sys.exit, and records that it was closed."""
+
+    def __init__(self, *, exits: bool = False) -> None:
+        self.exits = exits
+
+    def on_round_end(self, record: RoundRecord, context: RunContext) -> None:
+        if self.exits:
+            sys.exit(0)
+        raise KeyError("no such channel")
+
+    def close(self) -> None:
+        Recorder.calls.append(("close", None))
+
+
 class Misspelt(Callback):
     def on_roundend(self, record: RoundRecord, context: RunContext) -> None: ...
 
@@ -113,6 +174,38 @@ def test_no_callback_changes_a_bit_of_the_training(train: Train) -> None:
     assert {k: v for k, v in first.items() if "seconds" not in k} == {
         k: v for k, v in second.items() if "seconds" not in k
     }
+
+
+def test_global_state_that_a_callback_changes_does_not_reach_the_training(train: Train) -> None:
+    schedule = "clients.schedule=[[0, 1], [2, 3], [4, 5], [0, 2], [1, 3]]"
+    model = "model=cnn"
+    plain = train("plain", schedule, model)
+    assert_same_run(plain, train("meddled", schedule, model, "callbacks=['tests.unit.test_callbacks:Meddler']"))
+
+
+@pytest.mark.parametrize("exits", [False, True])
+def test_callbacks_are_closed_after_a_failure(
+    exits: bool, train: Train, calls: list[tuple[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "tests.unit.test_callbacks:Closing"
+    train("run", f"callbacks=[{{'{name}': {{exits: {exits}}}}}, tensorboard]", expect=1)
+    assert calls == [("close", None)]
+    what = "it called sys.exit(0)" if exits else "KeyError: 'no such channel'"
+    assert f"callback {name} failed in on_round_end: {what}" in capsys.readouterr().err
+    assert not [thread for thread in threading.enumerate() if "EventLogger" in type(thread).__name__]
+
+
+def test_the_mirror_of_a_failed_run_ends_by_itself(train: Train) -> None:
+    start, started = subprocess.Popen, []
+
+    def record_start(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        started.append(start(*arguments, **options))
+        return started[-1]
+
+    with mock.patch.object(subprocess, "Popen", record_start):
+        train("run", "monitor.wandb.mode=offline", "callbacks=['tests.unit.test_callbacks:Closing']", expect=1)
+    (mirror,) = started
+    mirror.wait(TIMEOUT_SECONDS)
 
 
 def test_torch_is_as_it_was_after_a_callback() -> None:
@@ -267,6 +360,24 @@ class TestEarlyStopping:
         assert len(read_records(folder)) == 7 and "stopped" not in fl_dist.load(folder).summary
         assert model_hash(folder) == model_hash(train("plain", "rounds=7"))
         assert sorted(path.name for path in folder.glob("model*")) == ["model-2.safetensors", "model.safetensors"]
+
+    def test_another_metric_is_judged_by_its_own_values(self, train: Train) -> None:
+        folder = train("run", "callbacks=[{early_stopping: {patience: 30}}]")
+        train("run", "rounds=8", "callbacks=[{early_stopping: {patience: 2, metric: loss, best: min}}]")
+        assert len(read_records(folder)) == 8 and "stopped" not in fl_dist.load(folder).summary
+
+    def test_of_several_the_state_is_never_that_of_another(
+        self, train: Train, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        first, second = "{early_stopping: {limit: 100, metric: loss}}", "{early_stopping: {patience: 30}}"
+        train("run", f"callbacks=[{first}, {second}]")
+        train("run", "rounds=6", f"callbacks=[{first}, {second}]")
+        assert "starts anew" not in capsys.readouterr().err
+        train("run", "rounds=7", f"callbacks=[{second}]")
+        assert (
+            "callback early_stopping starts anew: the list has another number of them than before"
+            in capsys.readouterr().err
+        )
 
     def test_a_target_in_percent_is_refused(self, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
         train("run", "callbacks=[{early_stopping: {target: 90}}]", expect=2)

@@ -20,6 +20,7 @@ from torch import nn
 import fl_dist
 from fl_dist.algorithms.core import Algorithm, Part
 from fl_dist.common.errors import ConfigError, FlDistError
+from fl_dist.common.global_state import preserve_global_state
 from fl_dist.data import Dataset
 from fl_dist.data.digits import FILE
 from fl_dist.diagnostics.base import Diagnostic
@@ -132,6 +133,8 @@ def process_state() -> dict[str, Any]:
         "numpy random": np.random.get_state()[1].tolist(),
         "random": random.getstate(),
         "gradients": torch.is_grad_enabled(),
+        "device": torch.get_default_device(),
+        "libraries": (torch.is_autocast_enabled("cpu"), torch_backends.mkldnn.enabled),
     }
 
 
@@ -140,6 +143,25 @@ FAILURES = {
     "of a client": {"local": {"lr": 1e30}},
     "of a model": {"model": {"name": failing}},
 }
+
+
+def test_settings_of_torch_before_a_run_do_not_reach_it(tmp_path: Path) -> None:
+    def train(name: str) -> str:
+        return model_hash(fl_dist.run(SMALL, run={"dir": tmp_path / name}, quiet=True).path)
+
+    expected = train("plain")
+    with preserve_global_state():
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        torch.set_grad_enabled(False)
+        torch.set_float32_matmul_precision("medium")
+        torch.set_autocast_enabled("cpu", True)
+        torch.backends.mkldnn.enabled = False
+        before = process_state()
+        assert train("other") == expected
+        assert process_state() == before
+        assert torch.get_float32_matmul_precision() == "medium"
+    assert torch.get_float32_matmul_precision() != "medium"
 
 
 @pytest.mark.parametrize("failure", [None, *FAILURES])
