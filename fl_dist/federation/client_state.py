@@ -20,8 +20,13 @@ from fl_dist.storage.checkpoint import (
 )
 
 StateTemplate = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and type of each variable."""
 ClientState = dict[str, Tensor]
 ReadClient = Callable[[int], ClientState | None]
+
+
+def template_of(tensors: Mapping[str, Tensor]) -> StateTemplate:
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
 class ClientStateStore:
@@ -82,7 +87,8 @@ class ClientStateStore:
     def fetch_to_server(self, client: int) -> ClientState | None:
         """Called by all ranks: rank 0 gets the client's state, which also stays where it is."""
         self._transfer.synchronize()
-        home, is_here = self.homes.get(client, 0), self.homes.get(client, 0) == self.rank
+        home = self.homes.get(client, 0)
+        is_here = home == self.rank
         state = (self._states.get(client) or self._read_saved(client)) if self.template and is_here else None
         if home == 0:
             return state
@@ -106,7 +112,7 @@ class ClientStateStore:
             state = {n: _copy_to_mapped_file(t, self._spill_folder) for n, t in state.items()}
         self._states[client] = state
 
-    def collect_dirty(self, round_: int, everything: bool = False) -> dict[int, ClientState]:
+    def collect_dirty(self, round_: int, everything: bool) -> dict[int, ClientState]:
         """For a checkpoint: the states that have changed, or all; their tensors are never written to again."""
         clients = self._states.keys() if everything else self.dirty & self._states.keys()
         self._pending[round_], self.dirty = set(clients), set()

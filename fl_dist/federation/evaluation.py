@@ -84,7 +84,7 @@ class Evaluator:
     def _measure_batches(self, rows: BatchLoader, batches: Iterable[Batch]) -> ExactSums:
         experiment = self.experiment
         module, precision = experiment.eval_model.module, experiment.config.local.precision
-        return _measure_batches(module, experiment.task, experiment.dataset, rows, batches, precision, self._progress)
+        return _sum_batches(module, experiment.task, experiment.dataset, rows, batches, precision, self._progress)
 
     def _client_metrics(self, positions: Iterable[int]) -> Tensor:
         """A table of bits with the metric of these of the clients with validation rows, by the model just measured."""
@@ -147,11 +147,11 @@ def evaluate_rows(
 ) -> dict[str, float]:
     """The task's metrics on these rows of the data."""
     batches = rows.sequential_batches(batch_size)
-    return task.metrics(_measure_batches(module, task, data, rows, batches, precision).means())
+    return task.metrics(_sum_batches(module, task, data, rows, batches, precision).means())
 
 
 @torch.no_grad()
-def _measure_batches(
+def _sum_batches(
     module: nn.Module,
     task: Task,
     data: Dataset,

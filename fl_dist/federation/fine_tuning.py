@@ -60,7 +60,7 @@ class ClientFineTuning:
         s = self._algorithm.publish(self._algorithm.server_init(x), round_)
         state = self._algorithm.client_init(s, round_)
         result = self._training.run(client, s, buffers, state, round_, recorder)
-        recorder.end(client)
+        recorder.accept(client)
         return float(result.loss)
 
 

@@ -26,10 +26,11 @@ from fl_dist.federation.evaluation import Evaluator, Measured
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.loss_oracle import LossOracle
 from fl_dist.federation.oracle_worker import OracleWorker
+from fl_dist.federation.round_diagnostics import RoundDiagnostics
 from fl_dist.federation.round_records import PendingRecord, build_record, recording_delay, worker_loads
 from fl_dist.federation.round_timer import RoundTimer
 from fl_dist.federation.server import Server
-from fl_dist.federation.server_callbacks import Checkpoints, Diagnostics, Evaluation, NextRound
+from fl_dist.federation.server_callbacks import Checkpoints, Evaluation, NextRound
 from fl_dist.federation.uplink import ClientReport, Uplink
 from fl_dist.metrics.file import MetricsFile
 from fl_dist.metrics.record import RoundRecord
@@ -70,9 +71,9 @@ class ServerLoop:
         self._trained: dict[int, ClientReport] = {}
         done = 0 if start is None else start.manifest.round
         self._metrics = MetricsFile(folder.path / METRICS)
-        self._diagnostics = Diagnostics(server)
+        self._diagnostics = RoundDiagnostics(server)
         self._evaluation = Evaluation(server, evaluator)
-        self._server_callbacks = (Checkpoints(experiment, folder, writer, done), self._evaluation, self._diagnostics)
+        self._server_callbacks = (Checkpoints(experiment.config, folder, writer, done), self._evaluation)
         # A record is on disk before anything else shows it. At the end the order is reversed: what could not be
         # written is reported last, when all else is done.
         own = (MetricsWriter(self._metrics), Console())
@@ -182,8 +183,7 @@ class ServerLoop:
         pending, self._pending = self._pending, None
         if pending is None:
             return None
-        for callback in self._server_callbacks:
-            callback.complete(pending, self.is_finished)
+        self._evaluation.complete(pending, self.is_finished)
         self.records.append(pending.record)
         for builtin in self._builtin:
             builtin.on_round_end(pending.record, self.context)

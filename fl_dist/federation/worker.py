@@ -106,7 +106,7 @@ class Worker:
         if result is None:
             return ClientReport(status=FAILED)
         if self.recorder is not None:
-            self.recorder.end(client)
+            self.recorder.accept(client)
         local = result.local
         self._add(client, local, up)
         self.states.store(client, local.state)
