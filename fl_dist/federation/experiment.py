@@ -61,7 +61,7 @@ class Experiment:
         self.measurements = Measurements(self.task.primary_metric, metrics, tuple(self.algorithm.reports))
         self.initial = self.model.vector.to("cpu", copy=True)
         """The model before the first round, in host memory."""
-        self.initial_buffers = self.model.buffers.read(self.model.buffers.new())
+        self.initial_buffers = self.model.buffers.read()
         self._server_vars: Vars | None = self.algorithm.server_init(self.initial.to(device))
         published = self.algorithm.publish(self._server_vars, self.round(0, 1))
         self.template = self._template(published)

@@ -7,7 +7,7 @@ from fl_dist.callbacks.base import Callback, RunContext
 from fl_dist.common.vector_math import summarize_clients
 from fl_dist.config import Config
 from fl_dist.federation.commands import Action, Command, EvaluatedModel, SaveScope
-from fl_dist.federation.evaluation import EvaluationPlacement, Evaluator, Measured
+from fl_dist.federation.evaluation import EvaluationPlacement, EvaluationResult, Evaluator
 from fl_dist.federation.round_records import PendingRecord
 from fl_dist.federation.server import Server
 from fl_dist.metrics.record import VALIDATION, RoundRecord
@@ -98,12 +98,12 @@ class Evaluation(ServerCallback):
     def _is_due(self, round_number: int, is_last: bool) -> bool:
         return is_last or round_number % self._config.evaluate.every == 0 or round_number == self._config.rounds
 
-    def add(self, record: RoundRecord, measured: Measured, seconds: float, ranks: int) -> RoundRecord:
+    def add(self, record: RoundRecord, result: EvaluationResult, seconds: float, ranks: int) -> RoundRecord:
         """What so many ranks measured in so many seconds."""
         self._placement.observe(ranks > 1, seconds)
-        metrics = {name: float(value) for name, value in measured.metrics.items()}
+        metrics = {name: float(value) for name, value in result.metrics.items()}
         best_is = self._server.experiment.task.primary_metric.best
-        spread = summarize_clients(measured.clients, best_is) if measured.clients else {}
+        spread = summarize_clients(result.clients, best_is) if result.clients else {}
         validation = {f"{VALIDATION}{name}": value for name, value in spread.items() if name != "worst"}
         return record.with_test(metrics, validation, seconds, ranks)
 
@@ -112,5 +112,5 @@ class Evaluation(ServerCallback):
         if not self._is_due(pending.round, is_last) or pending.record.is_evaluated:
             return
         began = time.perf_counter()
-        measured = self._evaluator.evaluate_alone(self._server.vars.x, self._server.buffers, pending.round)
-        pending.record = self.add(pending.record, measured, time.perf_counter() - began, ranks=1)
+        result = self._evaluator.evaluate_alone(self._server.vars.x, self._server.buffers, pending.round)
+        pending.record = self.add(pending.record, result, time.perf_counter() - began, ranks=1)

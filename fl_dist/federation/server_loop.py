@@ -22,7 +22,7 @@ from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.distributed.signals import StopRequest
 from fl_dist.federation.commands import Action, Command
 from fl_dist.federation.downlink import Downlink
-from fl_dist.federation.evaluation import Evaluator, Measured
+from fl_dist.federation.evaluation import EvaluationResult, Evaluator
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.loss_oracle import LossOracle
 from fl_dist.federation.oracle_worker import OracleWorker
@@ -167,10 +167,10 @@ class ServerLoop:
         oracle.end()
         self.timer.restart()
 
-    def add_evaluation(self, measured: Measured, seconds: float) -> None:
+    def add_evaluation(self, result: EvaluationResult, seconds: float) -> None:
         """What all ranks measured of the last round's model."""
         assert self._pending is not None
-        self._pending.record = self._evaluation.add(self._pending.record, measured, seconds, self.group.size)
+        self._pending.record = self._evaluation.add(self._pending.record, result, seconds, self.group.size)
 
     def report_pending(self) -> None:
         """While others train: complete the record of the last round, and show it to all callbacks."""

@@ -127,9 +127,9 @@ class TrainingLoop:
                 # Local training begins by overwriting its vector, which so has room for another model.
                 x = self.experiment.model.vector if self.server_loop is None else self.server_loop.server.vars.x
                 self.group.collectives.broadcast(x)
-            measured = self.evaluator.evaluate_together(x, self.down.buffers, index)
+            result = self.evaluator.evaluate_together(x, self.down.buffers, index)
         if self.server_loop is not None:
-            self.server_loop.add_evaluation(measured, self.timer.phases["evaluate"])
+            self.server_loop.add_evaluation(result, self.timer.phases["evaluate"])
 
     def _diagnose(self, due: list[ScheduledDiagnostic], cohort: list[int]) -> None:
         """All ranks measure before the next round begins or a checkpoint is made, which then holds the numbers."""

@@ -71,8 +71,7 @@ def remove_files(folder: Path, names: list[str]) -> None:
         existing = os.listdir(folder)
         temporary = [name for name in existing if name.startswith(TEMPORARY_MANIFEST_PREFIX)]
         for name in [*temporary, *(name for name in names if name in existing)]:
-            with contextlib.suppress(FileNotFoundError):  # another rank may be removing it
-                os.unlink(os.path.join(folder, name))
+            (folder / name).unlink(missing_ok=True)  # another rank may be removing it
         os.rmdir(folder)
 
 

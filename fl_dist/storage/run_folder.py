@@ -50,11 +50,8 @@ class RunFolder:
         self.path = expand_path(path)
         self.logs = self.path / "logs"
         self.info = RunInfo()
+        self.checkpoints = self.path / CHECKPOINT
         self.lock = FolderLock(self.path)
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / CHECKPOINT
 
     def is_finished(self, rounds: int) -> bool:
         """Whether the model after at least `rounds` rounds is written."""
