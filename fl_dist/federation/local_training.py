@@ -18,10 +18,9 @@ from fl_dist.distributed import bf16, hardware_errors
 from fl_dist.federation.client_data import ClientData
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.flat_model import FlatModel
-from fl_dist.federation.layer_outputs import LayerOutputs
 from fl_dist.federation.trajectory_recorder import TrajectoryRecorder
 from fl_dist.federation.uplink import REMEDY, OutOfRangeError
-from fl_dist.models import CompiledModule, describe_compile_error, differentiable_rnn
+from fl_dist.models import CompiledModule, LayerOutputs, describe_compile_error, differentiable_rnn
 from fl_dist.optimizers import build_optimizer, client_variables, pop_client_variables
 
 DIVERGED_MESSAGE = f"training diverged, its loss is not finite; {REMEDY}"

@@ -14,7 +14,7 @@ from fl_dist.common.files import read_file, write_atomically
 from fl_dist.common.formatting import shorten
 from fl_dist.common.paths import expand_path
 from fl_dist.common.yaml_reader import to_yaml
-from fl_dist.config import Config, differences, dump, read_recorded_config
+from fl_dist.config import Config, differences, read_recorded_config
 from fl_dist.storage.folder_lock import LOCK, FolderLock
 
 MODEL, CONFIG, METRICS, CHECKPOINT = "model.safetensors", "config.yaml", "metrics.jsonl", "checkpoint"
@@ -104,7 +104,7 @@ class RunFolder:
             self._write_config(config)
             return False
         self.info = self.read_info()
-        changed = differences(existing, dump(config))
+        changed = differences(existing, config.model_dump())
         if changed and not self.info.contents and not run_files:  # the old configuration never ran
             self._write_config(config)
             return False
@@ -191,7 +191,7 @@ class RunFolder:
     def _refuse_to_stop_again(self, config: Config) -> None:
         """A callback that ended the run would end it again at once."""
         reason = self.stop_reason()
-        if reason and self._read_config().get("callbacks") == dump(config)["callbacks"]:
+        if reason and self._read_config().get("callbacks") == config.model_dump()["callbacks"]:
             raise ConfigError(
                 f"a callback ended the run in {self.path} after round {self.model_round()}: {reason}; to continue it, "
                 "remove that callback or change its settings"
@@ -208,7 +208,7 @@ class RunFolder:
         return config
 
     def _write_config(self, config: Config) -> None:
-        write_atomically(self.path / CONFIG, to_yaml(dump(config)).encode())
+        write_atomically(self.path / CONFIG, to_yaml(config.model_dump()).encode())
 
     def release(self) -> None:
         self.lock.release()

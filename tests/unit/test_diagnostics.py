@@ -39,12 +39,12 @@ from fl_dist.distributed.process_group import single_process_group
 from fl_dist.federation.client_state import ClientStateStore
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.flat_model import FlatModel
-from fl_dist.federation.layer_outputs import LayerOutputs
 from fl_dist.federation.local_training import ClientFailedError, LocalTraining
 from fl_dist.federation.loss_oracle import LossOracle
 from fl_dist.federation.oracle_worker import OracleWorker
 from fl_dist.federation.round_diagnostics import _has_filters, run_diagnostics
 from fl_dist.federation.trajectory_recorder import TrajectoryRecorder
+from fl_dist.models import LayerOutputs
 from tests.support import reference_diagnostics as ref
 from tests.support.quadratic_loss import FixedClients, diagonal, quadratic_context
 
