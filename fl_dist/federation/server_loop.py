@@ -113,7 +113,7 @@ class ServerLoop:
         """The clients of a round; nobody after the last one."""
         return self.experiment.cohort(index) if index < self.experiment.config.rounds else []
 
-    def write_command(self, index: int, homes: dict[int, int], down: Downlink) -> None:
+    def write_command(self, index: int, owners: dict[int, int], down: Downlink) -> None:
         """Fill the downlink: the model for round `index`, who trains whom, and what to do before that or instead."""
         cohort = self.sample_cohort(index)
         is_complete = bool(self.stop_reason) or index == self.experiment.config.rounds
@@ -125,7 +125,7 @@ class ServerLoop:
             command, self.is_finished = Command(Action.STOP, is_finished=is_complete), is_complete
         for callback in self._server_callbacks:
             command = callback.on_command(command, upcoming)
-        down.write(command, published, self.server.buffers, self.server.assign(cohort, homes))
+        down.write(command, published, self.server.buffers, self.server.assign(cohort, owners))
         fault_injection.point("broadcast")
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -80,7 +80,7 @@ class TrainingLoop:
         """One round; False if, instead, the server said that the run ends here."""
         with self.timer("broadcast"):
             if self.server_loop is not None:
-                self.server_loop.write_command(index, self.worker.states.homes, self.down)
+                self.server_loop.write_command(index, self.worker.states.owners, self.down)
             self.group.collectives.broadcast(self.down.buffer)
         command, assignment = self.down.read()
         if command.action is Action.TRAIN:

@@ -42,7 +42,7 @@ class RunInfo:
 
 def find_runs(folder: Path) -> list[Path]:
     """The folder itself if it is a run, otherwise all runs below it."""
-    return sorted(file.parent for file in folder.rglob(CONFIG)) if not (folder / CONFIG).exists() else [folder]
+    return [folder] if (folder / CONFIG).exists() else sorted(file.parent for file in folder.rglob(CONFIG))
 
 
 class RunFolder:
