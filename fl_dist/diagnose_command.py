@@ -182,7 +182,7 @@ def _server_state(
         raise ConfigError(f"{folder.path} has no checkpoint, which measuring a round of this algorithm needs")
     flat: FlatModel = experiment.model
     flat.module.load_state_dict(load_file(folder.path / MODEL), strict=False)
-    return folder.model_round(), {"x": flat.vector.clone(), "buffers": flat.buffers.read(flat.buffers.new())}
+    return folder.model_round(), {"x": flat.vector.clone(), "buffers": flat.buffers.read()}
 
 
 def _format_results(results: dict[str, list[Measurement]]) -> Iterator[str]:

@@ -38,10 +38,9 @@ class ClientData:
     ) -> None:
         dataset = client_rows.dataset
         self.dataset, self.task, self.augment, self.local = dataset, task, augment, local
-        self.dtype = DTYPES[local.precision]
-        self.image_format = IMAGE_FORMATS[local.memory_format]
+        dtype, image_format = DTYPES[local.precision], IMAGE_FORMATS[local.memory_format]
         self.data = BatchLoader(
-            dataset.x_train, dataset.y_train, device, self.dtype, max_bytes, self.image_format, client_rows.first
+            dataset.x_train, dataset.y_train, device, dtype, max_bytes, image_format, client_rows.first
         )
         """The training rows that this rank holds."""
         self.rows, self.validation = _to_tensors(client_rows.training), _to_tensors(client_rows.validation)
@@ -110,7 +109,7 @@ class ClientData:
             yield self.task.batch(self._normalise(x), y)
 
     def _normalise(self, x: Rows) -> Rows:
-        return normalise(x, self.dataset, self.dtype, self.image_format)
+        return normalise(x, self.dataset, self.data.dtype, self.data.image_format)
 
 
 def _to_tensors(rows: list[np.ndarray]) -> list[Tensor]:

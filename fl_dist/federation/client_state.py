@@ -20,8 +20,13 @@ from fl_dist.storage.checkpoint import (
 )
 
 StateTemplate = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and type of each variable."""
 ClientState = dict[str, Tensor]
 ReadClient = Callable[[int], ClientState | None]
+
+
+def template_of(tensors: Mapping[str, Tensor]) -> StateTemplate:
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
 class ClientStateStore:
@@ -43,7 +48,7 @@ class ClientStateStore:
         self._max_in_memory = max_bytes // max(1, sum(map(transfer.pinned_bytes, self._sizes)))
         self._states: dict[int, ClientState] = {}
         self._spilled: set[int] = set()
-        self.homes: dict[int, int] = {}
+        self.owners: dict[int, int] = {}
         """Client -> the rank that holds its state; the same on every rank."""
         self.dirty: set[int] = set()
         """Clients whose state has changed since their last checkpoint."""
@@ -54,7 +59,7 @@ class ClientStateStore:
         """Send and receive states so that each is on the rank that the assignment names."""
         if not self.template:
             return
-        moves = [(c, self.homes[c], to) for c, to in sorted(assignment.items()) if self.homes.get(c, to) != to]
+        moves = [(c, self.owners[c], to) for c, to in sorted(assignment.items()) if self.owners.get(c, to) != to]
         outgoing = [(c, to) for c, source, to in moves if source == self.rank]
         if outgoing:
             self._transfer.synchronize()
@@ -65,10 +70,10 @@ class ClientStateStore:
         for client, buffer in arriving.items():
             if buffer[-1]:
                 self._put(client, self._unpack(buffer))
-        # Whether its old home has saved it is unknown here.
+        # Whether its old owner has saved it is unknown here.
         self.dirty -= {c for c, _ in outgoing}
         self.dirty |= set(arriving)
-        self.homes.update(assignment)
+        self.owners.update(assignment)
 
     def load(self, client: int) -> Vars | None:
         """A copy of the client's state on the device; None before its first round."""
@@ -82,12 +87,13 @@ class ClientStateStore:
     def fetch_to_server(self, client: int) -> ClientState | None:
         """Called by all ranks: rank 0 gets the client's state, which also stays where it is."""
         self._transfer.synchronize()
-        home, is_here = self.homes.get(client, 0), self.homes.get(client, 0) == self.rank
+        owner = self.owners.get(client, 0)
+        is_here = owner == self.rank
         state = (self._states.get(client) or self._read_saved(client)) if self.template and is_here else None
-        if home == 0:
+        if owner == 0:
             return state
         buffer = self._pack(state)
-        self.collectives.exchange([(buffer, 0)] if is_here else [], [(buffer, home)] if self.rank == 0 else [])
+        self.collectives.exchange([(buffer, 0)] if is_here else [], [(buffer, owner)] if self.rank == 0 else [])
         return self._unpack(buffer) if self.rank == 0 and buffer[-1] else None
 
     def store(self, client: int, state: Vars) -> None:
@@ -106,7 +112,7 @@ class ClientStateStore:
             state = {n: _copy_to_mapped_file(t, self._spill_folder) for n, t in state.items()}
         self._states[client] = state
 
-    def collect_dirty(self, round_: int, everything: bool = False) -> dict[int, ClientState]:
+    def collect_dirty(self, round_: int, everything: bool) -> dict[int, ClientState]:
         """For a checkpoint: the states that have changed, or all; their tensors are never written to again."""
         clients = self._states.keys() if everything else self.dirty & self._states.keys()
         self._pending[round_], self.dirty = set(clients), set()

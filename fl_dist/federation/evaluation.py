@@ -22,7 +22,7 @@ from fl_dist.federation.measurement_share import MeasurementShare, Where
 from fl_dist.tasks import Task
 
 
-class Measured(NamedTuple):
+class EvaluationResult(NamedTuple):
     """What an evaluation finds; nothing on ranks other than 0."""
 
     metrics: dict[str, float]
@@ -39,14 +39,14 @@ class Evaluator:
         self._names: list[str] = []
         """What the task measures, as all ranks agreed."""
 
-    def evaluate_alone(self, x: Tensor, buffers: Tensor, done: int) -> Measured:
+    def evaluate_alone(self, x: Tensor, buffers: Tensor, done: int) -> EvaluationResult:
         """Of the model after `done` rounds."""
         with self._activity(done):  # includes reading from the device, which may hang
             metrics = self._measure_alone(x, buffers)
             clients = self._client_metrics(range(len(self.experiment.client_data.validated_clients)))
-            return Measured(metrics, read_bits_table(clients))
+            return EvaluationResult(metrics, read_bits_table(clients))
 
-    def evaluate_together(self, x: Tensor, buffers: Tensor, done: int) -> Measured:
+    def evaluate_together(self, x: Tensor, buffers: Tensor, done: int) -> EvaluationResult:
         """The same by all ranks, each for its share of the same batches and clients; rank 0 has the numbers."""
         with self._activity(done):
             sums = self._measure(x, buffers, self.share.test_pieces)
@@ -59,11 +59,11 @@ class Evaluator:
         if len(clients):
             self.group.collectives.reduce(clients)
         if self.group.rank:
-            return Measured({}, [])
+            return EvaluationResult({}, [])
         *known, (others, *_) = words.cpu()
         means = {name: mean_of_words(row) for name, row in zip(names, known, strict=True)}
         metrics = self._measure_alone(x, buffers) if others else self.experiment.task.metrics(means)
-        return Measured(metrics, read_bits_table(clients))
+        return EvaluationResult(metrics, read_bits_table(clients))
 
     def _activity(self, done: int) -> AbstractContextManager[None]:
         return self.group.failure_detector.activity(f"the evaluation of round {done}")
@@ -84,7 +84,7 @@ class Evaluator:
     def _measure_batches(self, rows: BatchLoader, batches: Iterable[Batch]) -> ExactSums:
         experiment = self.experiment
         module, precision = experiment.eval_model.module, experiment.config.local.precision
-        return _measure_batches(module, experiment.task, experiment.dataset, rows, batches, precision, self._progress)
+        return _sum_batches(module, experiment.task, experiment.dataset, rows, batches, precision, self._progress)
 
     def _client_metrics(self, positions: Iterable[int]) -> Tensor:
         """A table of bits with the metric of these of the clients with validation rows, by the model just measured."""
@@ -147,11 +147,11 @@ def evaluate_rows(
 ) -> dict[str, float]:
     """The task's metrics on these rows of the data."""
     batches = rows.sequential_batches(batch_size)
-    return task.metrics(_measure_batches(module, task, data, rows, batches, precision).means())
+    return task.metrics(_sum_batches(module, task, data, rows, batches, precision).means())
 
 
 @torch.no_grad()
-def _measure_batches(
+def _sum_batches(
     module: nn.Module,
     task: Task,
     data: Dataset,

@@ -8,8 +8,8 @@ from torch import Tensor
 SCALE = 2.0**36
 MAX_VALUE = 2.0**30
 """A larger value makes the mean infinite."""
-MAX_HELD = 2**16
-"""Values that are kept until they are added up."""
+MAX_PENDING = 2**16
+"""Values that wait until they are added up together."""
 
 
 class ExactSums:
@@ -17,30 +17,30 @@ class ExactSums:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._held: dict[str, list[Tensor]] = {}
+        self._pending: dict[str, list[Tensor]] = {}
         self._count = 0
         self._words: dict[str, Tensor] = {}
 
     @property
     def names(self) -> list[str]:
-        return list(dict.fromkeys([*self._words, *self._held]))
+        return list(dict.fromkeys([*self._words, *self._pending]))
 
     def add(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
             own = value.detach().reshape(-1)
             # A piece of something larger would keep all of it.
             own = own if own.nbytes == own.untyped_storage().nbytes() else own.clone()
-            self._held.setdefault(name, []).append(own)
+            self._pending.setdefault(name, []).append(own)
             self._count += own.numel()
-        if self._count > MAX_HELD:
+        if self._count > MAX_PENDING:
             self._flush()
 
     def _flush(self) -> None:
-        """Add up what is held: once for many batches, for each operation takes its time, however small."""
-        for name, values in self._held.items():
+        """Add up what is pending: once for many batches, for each operation takes its time, however small."""
+        for name, values in self._pending.items():
             words = _to_words(torch.cat(values).to(self.device))
             self._words[name] = self._words[name] + words if name in self._words else words
-        self._held, self._count = {}, 0
+        self._pending, self._count = {}, 0
 
     def table(self, names: list[str]) -> Tensor:
         """A row of words a name, of zeros for one that was not added; in the last one, how many have no row."""

@@ -22,7 +22,7 @@ from fl_dist.federation.batch_loader import BatchLoader
 from fl_dist.federation.checks import check_buffers, check_data, check_model
 from fl_dist.federation.client_data import DTYPES, ClientData
 from fl_dist.federation.client_rows import ClientRows, build_data, divide_rows
-from fl_dist.federation.client_state import StateTemplate
+from fl_dist.federation.client_state import StateTemplate, template_of
 from fl_dist.federation.flat_model import FlatModel
 from fl_dist.federation.local_rows import gather_local_rows
 from fl_dist.models import ModelInterface, build_model
@@ -61,11 +61,11 @@ class Experiment:
         self.measurements = Measurements(self.task.primary_metric, metrics, tuple(self.algorithm.reports))
         self.initial = self.model.vector.to("cpu", copy=True)
         """The model before the first round, in host memory."""
-        self.initial_buffers = self.model.buffers.read(self.model.buffers.new())
+        self.initial_buffers = self.model.buffers.read()
         self._server_vars: Vars | None = self.algorithm.server_init(self.initial.to(device))
         published = self.algorithm.publish(self._server_vars, self.round(0, 1))
         self.template = self._template(published)
-        self.published: StateTemplate = {n: (tuple(t.shape), t.dtype) for n, t in vars(published).items()}
+        self.published = template_of(vars(published))
         """Shapes and types of what the server publishes."""
         self.update_bytes = self.algorithm.upload_bytes(self.round(0, 1), self.model.vector.element_size())
         """That a real client would send for its update."""
@@ -117,7 +117,7 @@ class Experiment:
     def _template(self, published: Vars) -> StateTemplate:
         state = self.algorithm.client_init(published, self.round(0, 1))
         kept = client_variables(self.config.local.optimizer, self.optimizer.init(published.x))
-        return {n: (tuple(t.shape), t.dtype) for n, t in (vars(state) | kept).items()}
+        return template_of(vars(state) | kept)
 
     def cohort(self, index: int) -> list[int]:
         """The clients of a round; the last one is cached, so that it may be drawn ahead."""

@@ -50,9 +50,9 @@ class ClientFineTuning:
         except ClientFailedError as failure:
             log.warning("local steps of client %d: %s", client, failure, exc_info=failure.__cause__)
             return False
-        end, own_buffers = recorder.records[client]["end"].to(x.device), self._experiment.model.buffers
+        end = recorder.records[client]["end"].to(x.device)
         model.bind(end)
-        model.buffers.write(own_buffers.read(own_buffers.new()))
+        model.buffers.write(self._experiment.model.buffers.read())
         return math.isfinite(loss) and math.isfinite(norm(end))
 
     def _train(self, client: int, x: Tensor, buffers: Tensor, recorder: TrajectoryRecorder) -> float:
@@ -60,7 +60,7 @@ class ClientFineTuning:
         s = self._algorithm.publish(self._algorithm.server_init(x), round_)
         state = self._algorithm.client_init(s, round_)
         result = self._training.run(client, s, buffers, state, round_, recorder)
-        recorder.end(client)
+        recorder.accept(client)
         return float(result.loss)
 
 

@@ -39,7 +39,7 @@ class FixedPointSum:
 
     def add(self, vector: Tensor, weight: float) -> None:
         """sum += weight * vector, whose entries are within the range."""
-        for piece, (real, whole, first, *second) in self._along(vector):
+        for piece, (real, whole, first, *second) in self._zip_pieces(vector):
             real.copy_(piece).mul_(weight * self.fixed.scale)
             if second:
                 rounded = real.round()
@@ -48,16 +48,16 @@ class FixedPointSum:
             else:
                 first.add_(whole.copy_(real.round_()))
 
-    def mean_over(self, weight: float, found: Tensor) -> Tensor:
-        """The sum divided by the weight, in the memory of `found`."""
-        for piece, (real, _, first, *second) in self._along(found):
+    def mean_over(self, weight: float, out: Tensor) -> Tensor:
+        """The sum divided by the weight, in the memory of `out`."""
+        for piece, (real, _, first, *second) in self._zip_pieces(out):
             real.copy_(first)
             for rest in second:
                 real += rest.double() / self.fixed.second
             piece.copy_(real.div_(self.fixed.scale * weight))
-        return found
+        return out
 
-    def _along(self, vector: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+    def _zip_pieces(self, vector: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
         """Its pieces with those of the sum, which has as many entries."""
         entries = vector.numel()
         pieces = vector.split(self._size) if entries > self._size else (vector,) if entries else ()

@@ -140,7 +140,9 @@ class FlatBuffers:
             yield item, vector[start : start + item.numel()].view(item.shape)
             start += item.numel()
 
-    def read(self, out: Tensor) -> Tensor:
+    def read(self, out: Tensor | None = None) -> Tensor:
+        """The buffers as a vector, in the memory of `out` if it is given."""
+        out = self.new() if out is None else out
         for item, piece in self._pieces(out):
             piece.copy_(item)
             if not item.is_floating_point():

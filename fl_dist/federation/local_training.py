@@ -224,7 +224,7 @@ class _BatchOracle:
     def __call__(self, w: Tensor) -> Tensor:
         t, model, (x, y) = self.training, self.training.model, self.batch
         # Only a batch's first pass may move BatchNorm's running statistics.
-        statistics = model.buffers.read(model.buffers.new()) if self.loss is not None and model.buffers.size else None
+        statistics = model.buffers.read() if self.loss is not None and model.buffers.size else None
         model.bind(w)
         if t.recorder is not None:
             t.recorder.record_gradient_point(w)

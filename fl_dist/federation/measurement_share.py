@@ -17,7 +17,7 @@ class MeasurementShare:
     def __init__(self, experiment: Experiment, group: ProcessGroup) -> None:
         self._rank, self._size = group.rank, group.size
         rows, self._validated = experiment.client_rows, experiment.client_data.validated_clients
-        self._workers, self._held = rows.workers, range(rows.first, rows.first + len(rows.dataset.y_train))
+        self._workers, self._own_rows = rows.workers, range(rows.first, rows.first + len(rows.dataset.y_train))
         self._is_local: bool = experiment.config.data["local"]
 
     def clients(self, clients: Sequence[int]) -> Sequence[int]:
@@ -29,7 +29,7 @@ class MeasurementShare:
     def training_pieces(self, rows: Tensor, size: int) -> Sequence[Tensor]:
         """Pieces of these training rows."""
         if self._workers is not None:
-            rows = rows[(rows >= self._held.start) & (rows < self._held.stop)]
+            rows = rows[(rows >= self._own_rows.start) & (rows < self._own_rows.stop)]
         pieces: Sequence[Tensor] = rows.split(size) if len(rows) else ()
         return pieces if self._workers is not None else pieces[self._rank :: self._size]
 
@@ -38,7 +38,7 @@ class MeasurementShare:
         """Of the pieces of the test rows, which of local data rank 0 alone has."""
         return slice(self._rank, None, 1 if self._is_local else self._size)
 
-    def evaluator(self, where: Where) -> Where:
+    def choose_evaluator(self, where: Where) -> Where:
         """Who evaluates a model: as configured, unless only some ranks have the rows that this takes."""
         if self._workers is not None and self._validated:
             return "workers"

@@ -36,31 +36,38 @@ class PostHocDiagnostics:
     """The same on every rank; rank 0 has the numbers."""
 
     def __init__(
-        self, experiment: Experiment, group: ProcessGroup, done: int, tensors: dict[str, Tensor], clients: ReadClient
+        self,
+        experiment: Experiment,
+        group: ProcessGroup,
+        rounds: int,
+        tensors: dict[str, Tensor],
+        read_client: ReadClient,
     ) -> None:
-        """`done`: rounds of the run; `tensors`: the server's variables after them, `buffers` among them."""
-        self.experiment, self.group, self.done, self._clients = experiment, group, done, clients
+        """`rounds`: those of the run; `tensors`: the server's variables after them, `buffers` among them."""
+        self.experiment, self.group, self.rounds, self._read_client = experiment, group, rounds, read_client
         self.server = Server(experiment, list(group.workers), experiment.pop_server_vars())
         self._history = StepHistory(pop_step_history(tensors, experiment.device))
         self.server.restore(tensors)
 
-    def measure(self, due: list[ScheduledDiagnostic], spill: Path) -> list[Measurement]:
+    def measure(self, due: list[ScheduledDiagnostic], spill_folder: Path) -> list[Measurement]:
         """Those of the model alone, then those of a round; the run folder is only read."""
         of_model = [scheduled for scheduled in due if not requirements_of([scheduled]) - NO_ROUND]
         of_round = [scheduled for scheduled in due if scheduled not in of_model]
         found: list[Measurement] = []
         if of_model:
-            states = ClientStateStore(self.experiment.template, self.group.rank, self.group.collectives, self._clients)
-            found += self._measure(of_model, self.done, states, [], [], {}, self.server.vars.x)
+            states = ClientStateStore(
+                self.experiment.template, self.group.rank, self.group.collectives, self._read_client
+            )
+            found += self._measure(of_model, self.rounds, states, [], [], {}, self.server.vars.x)
         if of_round:
-            found += self._measure_next_round(of_round, spill)
+            found += self._measure_next_round(of_round, spill_folder)
         return found
 
-    def _measure_next_round(self, due: list[ScheduledDiagnostic], spill: Path) -> list[Measurement]:
+    def _measure_next_round(self, due: list[ScheduledDiagnostic], spill_folder: Path) -> list[Measurement]:
         experiment, group, server = self.experiment, self.group, self.server
-        index = self.done if experiment.schedule is None else min(self.done, len(experiment.schedule) - 1)
+        index = self.rounds if experiment.schedule is None else min(self.rounds, len(experiment.schedule) - 1)
         cohort = experiment.cohort(index)
-        worker = Worker(experiment, group, self._clients, spill, HostTransfer(group.device))
+        worker = Worker(experiment, group, self._read_client, spill_folder, HostTransfer(group.device))
         down, up = build_messages(experiment, group.size)
         if group.rank == 0:
             published, assignment = server.publish(index, len(cohort)), server.assign(cohort, {})
@@ -77,7 +84,7 @@ class PostHocDiagnostics:
             before, (reports, _) = server.vars.x.clone(), up.read_reports()
             trained = list(server.step(index, assignment, reports, up, updates).trained)
             self._history.add(step=server.vars.x - before, update=server.update)
-        return self._measure(due, self.done + 1, worker.states, cohort, trained, recorder.records, down.vars.x)
+        return self._measure(due, self.rounds + 1, worker.states, cohort, trained, recorder.records, down.vars.x)
 
     def _measure(
         self,

@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -20,6 +21,7 @@ from fl_dist.federation.local_training import DIVERGED_MESSAGE, ClientFailedErro
 from fl_dist.federation.loss_oracle import LossOracle
 from fl_dist.federation.server import Server
 from fl_dist.federation.trajectory_recorder import Trajectory
+from fl_dist.metrics.record import RoundRecord
 from fl_dist.optimizers.base import PREFIX
 
 log = logging.getLogger(__name__)
@@ -148,3 +150,46 @@ def _plain(value: Any, label: str, name: str) -> Any:
             f"diagnostic {label} gave {describe_value(value)} as {name}; numbers or lists of numbers"
         )
     return value if value is None or math.isfinite(value) else None
+
+
+class RoundDiagnostics:
+    """Measures the round that was just made, by all ranks; the seconds are no part of the round's."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        needed = "previous step" in requirements_of(server.experiment.diagnostics)
+        self._history = StepHistory() if needed else None
+        self._before: Tensor | None = None
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        last = pop_step_history(tensors, self._server.experiment.device)
+        if self._history is not None:
+            self._history.last = last
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of it."""
+        return {} if self._history is None else self._history.tensors()
+
+    def before_step(self) -> None:
+        if self._history is not None:
+            self._before = self._server.vars.x.clone()
+
+    def after_step(self) -> None:
+        if self._history is not None and self._before is not None:
+            self._history.add(step=self._server.vars.x - self._before, update=self._server.update.clone())
+            self._before = None
+
+    def measure(
+        self,
+        due: Sequence[ScheduledDiagnostic],
+        record: RoundRecord,
+        oracle: LossOracle,
+        start: Tensor,
+        delay: float,
+    ) -> RoundRecord:
+        """`start`: the model that clients received; `delay`: seconds that recording took in training."""
+        began = time.perf_counter()
+        history = self._history or StepHistory()
+        context = diagnostic_context(self._server, oracle, start, history, record.round)
+        values = run_diagnostics(due, context, record.round)
+        return record.with_diagnostics(values, delay + time.perf_counter() - began)

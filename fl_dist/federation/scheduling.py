@@ -5,22 +5,22 @@ from collections.abc import Mapping, Sequence
 
 
 def assign_clients(
-    costs: Mapping[int, float], workers: Sequence[int], speeds: Mapping[int, float], home: Mapping[int, int]
+    costs: Mapping[int, float], workers: Sequence[int], speeds: Mapping[int, float], owners: Mapping[int, int]
 ) -> dict[int, int]:
     """Client -> worker, longest first: where its state is if the balance allows, else where it ends first."""
     speed, ends = {w: speeds.get(w, 1.0) for w in workers}, dict.fromkeys(workers, 0.0)
     # One queue per speed: hundreds of workers take no longer than a few.
     queues = {s: [(0.0, w) for w in sorted(workers) if speed[w] == s] for s in dict.fromkeys(speed.values())}
     room = sum(costs.values()) / sum(speed.values()) * (1 + 1e-9)
-    placed = {}
+    assignment = {}
     for client in sorted(costs, key=lambda c: (-costs[c], c)):
-        cost, best = costs[client], home.get(client, -1)
+        cost, best = costs[client], owners.get(client, -1)
         if best not in ends or ends[best] + cost / speed[best] > room:
             best = _first_to_finish(cost, queues, ends)
         ends[best] += cost / speed[best]
         heapq.heappush(queues[speed[best]], (ends[best], best))
-        placed[client] = best
-    return placed
+        assignment[client] = best
+    return assignment
 
 
 def _first_to_finish(cost: float, queues: dict[float, list[tuple[float, int]]], ends: dict[int, float]) -> int:

@@ -61,14 +61,14 @@ class Server:
         named = model.named(self.vars.x) | model.buffers.named(self.buffers) | model.saved
         return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in named.items()}
 
-    def assign(self, cohort: list[int], homes: dict[int, int]) -> dict[int, int]:
+    def assign(self, cohort: list[int], owners: dict[int, int]) -> dict[int, int]:
         """Which worker trains which client, in the cohort's order."""
         fixed = self.experiment.client_rows.workers
         if fixed is not None:
             return {client: fixed[client] for client in cohort}
         costs = {client: self.experiment.costs[client] for client in cohort}
-        placed = assign_clients(costs, self._workers, self.speeds.relative(), homes)
-        return {client: placed[client] for client in cohort}
+        assignment = assign_clients(costs, self._workers, self.speeds.relative(), owners)
+        return {client: assignment[client] for client in cohort}
 
     def publish(self, index: int, participants: int) -> Vars:
         return self.experiment.algorithm.publish(self.vars, self.experiment.round(index, participants))

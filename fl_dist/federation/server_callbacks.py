@@ -1,25 +1,13 @@
-"""The built-in callbacks that need the workers' help: checkpoints, evaluation, diagnostics."""
+"""The built-in callbacks that need the workers' help: checkpoints and evaluation."""
 
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
-
-from torch import Tensor
 
 from fl_dist.callbacks.base import Callback, RunContext
 from fl_dist.common.vector_math import summarize_clients
-from fl_dist.diagnostics import ScheduledDiagnostic
+from fl_dist.config import Config
 from fl_dist.federation.commands import Action, Command, EvaluatedModel, SaveScope
-from fl_dist.federation.evaluation import EvaluationPlacement, Evaluator, Measured
-from fl_dist.federation.experiment import Experiment
-from fl_dist.federation.loss_oracle import LossOracle
-from fl_dist.federation.round_diagnostics import (
-    StepHistory,
-    diagnostic_context,
-    pop_step_history,
-    requirements_of,
-    run_diagnostics,
-)
+from fl_dist.federation.evaluation import EvaluationPlacement, EvaluationResult, Evaluator
 from fl_dist.federation.round_records import PendingRecord
 from fl_dist.federation.server import Server
 from fl_dist.metrics.record import VALIDATION, RoundRecord
@@ -42,21 +30,17 @@ class NextRound(NamedTuple):
 
 
 class ServerCallback(Callback):
-    """Beside the hooks of every callback: it may add to the next command, and to the record before others see it."""
-
     def on_command(self, command: Command, upcoming: NextRound) -> Command:
-        return command
-
-    def complete(self, pending: PendingRecord, is_last: bool) -> None:
-        """Before other callbacks see the record; `is_last`: no round of the run follows."""
+        """The next command, with what this callback adds to it."""
+        raise NotImplementedError
 
 
 class Checkpoints(ServerCallback):
     """Decides what is saved when; a thread of each rank writes it."""
 
-    def __init__(self, experiment: Experiment, folder: RunFolder, writer: CheckpointWriter, last_saved: int) -> None:
+    def __init__(self, config: Config, folder: RunFolder, writer: CheckpointWriter, last_saved: int) -> None:
         assert writer.manager is not None
-        self._config, self._folder, self._writer = experiment.config, folder, writer
+        self._config, self._folder, self._writer = config, folder, writer
         self._manager: CheckpointManager = writer.manager
         self._last_saved = last_saved
 
@@ -97,7 +81,7 @@ class Evaluation(ServerCallback):
 
     def __init__(self, server: Server, evaluator: Evaluator) -> None:
         self._config, self._server, self._evaluator = server.experiment.config, server, evaluator
-        where = evaluator.share.evaluator(self._config.evaluate.where)
+        where = evaluator.share.choose_evaluator(self._config.evaluate.where)
         self._placement = EvaluationPlacement(where, evaluator.group.size)
 
     def on_command(self, command: Command, upcoming: NextRound) -> Command:
@@ -114,61 +98,19 @@ class Evaluation(ServerCallback):
     def _is_due(self, round_number: int, is_last: bool) -> bool:
         return is_last or round_number % self._config.evaluate.every == 0 or round_number == self._config.rounds
 
-    def add(self, record: RoundRecord, measured: Measured, seconds: float, ranks: int) -> RoundRecord:
+    def add(self, record: RoundRecord, result: EvaluationResult, seconds: float, ranks: int) -> RoundRecord:
         """What so many ranks measured in so many seconds."""
         self._placement.observe(ranks > 1, seconds)
-        metrics = {name: float(value) for name, value in measured.metrics.items()}
+        metrics = {name: float(value) for name, value in result.metrics.items()}
         best_is = self._server.experiment.task.primary_metric.best
-        spread = summarize_clients(measured.clients, best_is) if measured.clients else {}
+        spread = summarize_clients(result.clients, best_is) if result.clients else {}
         validation = {f"{VALIDATION}{name}": value for name, value in spread.items() if name != "worst"}
         return record.with_test(metrics, validation, seconds, ranks)
 
     def complete(self, pending: PendingRecord, is_last: bool) -> None:
+        """Before callbacks see the record; `is_last`: no round of the run follows."""
         if not self._is_due(pending.round, is_last) or pending.record.is_evaluated:
             return
         began = time.perf_counter()
-        measured = self._evaluator.evaluate_alone(self._server.vars.x, self._server.buffers, pending.round)
-        pending.record = self.add(pending.record, measured, time.perf_counter() - began, ranks=1)
-
-
-class Diagnostics(ServerCallback):
-    """Measures the round that was just made, by all ranks; the seconds are no part of the round's."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        needed = "previous step" in requirements_of(server.experiment.diagnostics)
-        self._history = StepHistory() if needed else None
-        self._before: Tensor | None = None
-
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        last = pop_step_history(tensors, self._server.experiment.device)
-        if self._history is not None:
-            self._history.last = last
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of it."""
-        return {} if self._history is None else self._history.tensors()
-
-    def before_step(self) -> None:
-        if self._history is not None:
-            self._before = self._server.vars.x.clone()
-
-    def after_step(self) -> None:
-        if self._history is not None and self._before is not None:
-            self._history.add(step=self._server.vars.x - self._before, update=self._server.update.clone())
-            self._before = None
-
-    def measure(
-        self,
-        due: Sequence[ScheduledDiagnostic],
-        record: RoundRecord,
-        oracle: LossOracle,
-        start: Tensor,
-        delay: float,
-    ) -> RoundRecord:
-        """`start`: the model that clients received; `delay`: seconds that recording took in training."""
-        began = time.perf_counter()
-        history = self._history or StepHistory()
-        context = diagnostic_context(self._server, oracle, start, history, record.round)
-        values = run_diagnostics(due, context, record.round)
-        return record.with_diagnostics(values, delay + time.perf_counter() - began)
+        result = self._evaluator.evaluate_alone(self._server.vars.x, self._server.buffers, pending.round)
+        pending.record = self.add(pending.record, result, time.perf_counter() - began, ranks=1)

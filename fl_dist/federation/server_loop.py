@@ -22,14 +22,15 @@ from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.distributed.signals import StopRequest
 from fl_dist.federation.commands import Action, Command
 from fl_dist.federation.downlink import Downlink
-from fl_dist.federation.evaluation import Evaluator, Measured
+from fl_dist.federation.evaluation import EvaluationResult, Evaluator
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.loss_oracle import LossOracle
 from fl_dist.federation.oracle_worker import OracleWorker
+from fl_dist.federation.round_diagnostics import RoundDiagnostics
 from fl_dist.federation.round_records import PendingRecord, build_record, recording_delay, worker_loads
 from fl_dist.federation.round_timer import RoundTimer
 from fl_dist.federation.server import Server
-from fl_dist.federation.server_callbacks import Checkpoints, Diagnostics, Evaluation, NextRound
+from fl_dist.federation.server_callbacks import Checkpoints, Evaluation, NextRound
 from fl_dist.federation.uplink import ClientReport, Uplink
 from fl_dist.metrics.file import MetricsFile
 from fl_dist.metrics.record import RoundRecord
@@ -70,9 +71,9 @@ class ServerLoop:
         self._trained: dict[int, ClientReport] = {}
         done = 0 if start is None else start.manifest.round
         self._metrics = MetricsFile(folder.path / METRICS)
-        self._diagnostics = Diagnostics(server)
+        self._diagnostics = RoundDiagnostics(server)
         self._evaluation = Evaluation(server, evaluator)
-        self._server_callbacks = (Checkpoints(experiment, folder, writer, done), self._evaluation, self._diagnostics)
+        self._server_callbacks = (Checkpoints(experiment.config, folder, writer, done), self._evaluation)
         # A record is on disk before anything else shows it. At the end the order is reversed: what could not be
         # written is reported last, when all else is done.
         own = (MetricsWriter(self._metrics), Console())
@@ -119,7 +120,7 @@ class ServerLoop:
         """The clients of a round; nobody after the last one."""
         return self.experiment.cohort(index) if index < self.experiment.config.rounds else []
 
-    def write_command(self, index: int, homes: dict[int, int], down: Downlink) -> None:
+    def write_command(self, index: int, owners: dict[int, int], down: Downlink) -> None:
         """Fill the downlink: the model for round `index`, who trains whom, and what to do before that or instead."""
         cohort = self.sample_cohort(index)
         is_complete = bool(self.stop_reason) or index == self.experiment.config.rounds
@@ -131,7 +132,7 @@ class ServerLoop:
             command, self.is_finished = Command(Action.STOP, is_finished=is_complete), is_complete
         for callback in self._server_callbacks:
             command = callback.on_command(command, upcoming)
-        down.write(command, published, self.server.buffers, self.server.assign(cohort, homes))
+        down.write(command, published, self.server.buffers, self.server.assign(cohort, owners))
         fault_injection.point("broadcast")
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -173,10 +174,10 @@ class ServerLoop:
         oracle.end()
         self.timer.restart()
 
-    def add_evaluation(self, measured: Measured, seconds: float) -> None:
+    def add_evaluation(self, result: EvaluationResult, seconds: float) -> None:
         """What all ranks measured of the last round's model."""
         assert self._pending is not None
-        self._pending.record = self._evaluation.add(self._pending.record, measured, seconds, self.group.size)
+        self._pending.record = self._evaluation.add(self._pending.record, result, seconds, self.group.size)
 
     def report_pending(self) -> None:
         """While others train: complete the record of the last round, and show it to all callbacks."""
@@ -189,8 +190,7 @@ class ServerLoop:
         pending, self._pending = self._pending, None
         if pending is None:
             return None
-        for callback in self._server_callbacks:
-            callback.complete(pending, self.is_finished)
+        self._evaluation.complete(pending, self.is_finished)
         self.records.append(pending.record)
         for builtin in self._builtin:
             builtin.on_round_end(pending.record, self.context)

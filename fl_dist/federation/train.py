@@ -88,7 +88,7 @@ class TrainingLoop:
         """One round; False if, instead, the server said that the run ends here."""
         with self.timer("broadcast"):
             if self.server_loop is not None:
-                self.server_loop.write_command(index, self.worker.states.homes, self.down)
+                self.server_loop.write_command(index, self.worker.states.owners, self.down)
             self.group.collectives.broadcast(self.down.buffer)
         command, assignment = self.down.read()
         if command.action is Action.TRAIN:
@@ -135,9 +135,9 @@ class TrainingLoop:
                 # Local training begins by overwriting its vector, which so has room for another model.
                 x = self.experiment.model.vector if self.server_loop is None else self.server_loop.server.vars.x
                 self.group.collectives.broadcast(x)
-            measured = self.evaluator.evaluate_together(x, self.down.buffers, index)
+            result = self.evaluator.evaluate_together(x, self.down.buffers, index)
         if self.server_loop is not None:
-            self.server_loop.add_evaluation(measured, self.timer.phases["evaluate"])
+            self.server_loop.add_evaluation(result, self.timer.phases["evaluate"])
 
     def _diagnose(self, due: list[ScheduledDiagnostic], cohort: list[int]) -> None:
         """All ranks measure before the next round begins or a checkpoint is made, which then holds the numbers."""

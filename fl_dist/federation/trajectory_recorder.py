@@ -48,7 +48,7 @@ class TrajectoryRecorder:
         if self._ends:
             self._vectors["end"] = self._copy(w)
 
-    def end(self, client: int) -> None:
+    def accept(self, client: int) -> None:
         """What the client sends can be used."""
         self.records[client] = self._vectors
 

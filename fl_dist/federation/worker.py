@@ -51,7 +51,12 @@ class ClientResult(NamedTuple):
 
 class Worker:
     def __init__(
-        self, experiment: Experiment, group: ProcessGroup, saved: ReadClient, spill: Path, transfer: HostTransfer
+        self,
+        experiment: Experiment,
+        group: ProcessGroup,
+        read_client: ReadClient,
+        spill_folder: Path,
+        transfer: HostTransfer,
     ) -> None:
         self.experiment, self.group = experiment, group
         config = experiment.config
@@ -64,9 +69,9 @@ class Worker:
             experiment.template,
             group.rank,
             group.collectives,
-            saved,
+            read_client,
             max_state_bytes(config.topology, group.ranks_on_node),
-            spill,
+            spill_folder,
             transfer,
         )
         self.recorder: TrajectoryRecorder | None = None
@@ -106,7 +111,7 @@ class Worker:
         if result is None:
             return ClientReport(status=FAILED)
         if self.recorder is not None:
-            self.recorder.end(client)
+            self.recorder.accept(client)
         local = result.local
         self._add(client, local, up)
         self.states.store(client, local.state)

@@ -5,7 +5,6 @@ import errno
 import hashlib
 import itertools
 import os
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
@@ -28,11 +27,10 @@ def create_folder(folder: Path, run: str) -> None:
     if folder.is_symlink():
         raise OSError(errno.ELOOP, "it is a symbolic link; remove it", str(folder))
     os.makedirs(folder, 0o755, exist_ok=True)
-    with open(folder / UNFINISHED_MARKER, "wb", buffering=0) as file:
-        file.write(run.encode())
+    (folder / UNFINISHED_MARKER).write_text(run)
 
 
-def write_server(folder: Path, tensors: Tensors, durable: bool = True) -> dict[str, Any]:
+def write_server(folder: Path, tensors: Tensors, durable: bool) -> dict[str, Any]:
     """Write the server's variables; return their entry in the manifest."""
     data = serialize(tensors)
     with open(folder / SERVER, "wb") as file:
@@ -68,13 +66,12 @@ def sync(file: IO[bytes], durable: bool = True) -> None:
 def remove_files(folder: Path, names: list[str]) -> None:
     """Remove these files in this order, then the folder if it is empty; never follow a link."""
     with contextlib.suppress(OSError):
-        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+        if folder.is_symlink():
             return
         existing = os.listdir(folder)
         temporary = [name for name in existing if name.startswith(TEMPORARY_MANIFEST_PREFIX)]
         for name in [*temporary, *(name for name in names if name in existing)]:
-            with contextlib.suppress(FileNotFoundError):  # another rank may be removing it
-                os.unlink(os.path.join(folder, name))
+            (folder / name).unlink(missing_ok=True)  # another rank may be removing it
         os.rmdir(folder)
 
 

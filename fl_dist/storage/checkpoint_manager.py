@@ -4,11 +4,9 @@ All ranks receive the result of a checkpoint with a later command. After a failu
 clients of that checkpoint count as unsaved again on every rank.
 """
 
-import contextlib
 import itertools
 import logging
 import math
-import os
 import threading
 import time
 from collections import Counter, deque
@@ -62,9 +60,8 @@ class CheckpointManager:
         self.unrecoverable_error = ""
         """Why no checkpoint can be complete any more."""
         self._lock, self._result = threading.Lock(), (0, True)
-        if os.path.isdir(root):
-            checkpoint_files.remove_unfinished(root, run)
-            checkpoint_files.rename_newer(root, self.committed_round)
+        checkpoint_files.remove_unfinished(root, run)
+        checkpoint_files.rename_newer(root, self.committed_round)
         self._manifests = checkpoint.read_manifests(root, run)
         with_server = [m for r, m in self._manifests.items() if (root / folder_name(r) / checkpoint.SERVER).is_file()]
         self._recent: list[Manifest] = with_server[-keep:]
@@ -138,8 +135,7 @@ class CheckpointManager:
     def _clean_up(self, manifest: Manifest) -> None:
         """After a commit; a failure here does not affect the checkpoint."""
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.root / folder_name(manifest.round) / checkpoint.UNFINISHED_MARKER)
+            (self.root / folder_name(manifest.round) / checkpoint.UNFINISHED_MARKER).unlink(missing_ok=True)
             fault_injection.point("save-switched")
             self._on_commit()
             self._collect_garbage(manifest)

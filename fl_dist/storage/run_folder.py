@@ -42,7 +42,7 @@ class RunInfo:
 
 def find_runs(folder: Path) -> list[Path]:
     """The folder itself if it is a run, otherwise all runs below it."""
-    return sorted(file.parent for file in folder.rglob(CONFIG)) if not (folder / CONFIG).exists() else [folder]
+    return [folder] if (folder / CONFIG).exists() else sorted(file.parent for file in folder.rglob(CONFIG))
 
 
 class RunFolder:
@@ -50,11 +50,8 @@ class RunFolder:
         self.path = expand_path(path)
         self.logs = self.path / "logs"
         self.info = RunInfo()
+        self.checkpoints = self.path / CHECKPOINT
         self.lock = FolderLock(self.path)
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / CHECKPOINT
 
     def is_finished(self, rounds: int) -> bool:
         """Whether the model after at least `rounds` rounds is written."""

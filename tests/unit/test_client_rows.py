@@ -108,8 +108,8 @@ class TestMeasurementShare:
     def test_validation_rows_are_evaluated_by_the_workers(
         self, everything: Experiment, ranks: list[Experiment]
     ) -> None:
-        assert MeasurementShare(ranks[0], rank_of(0)).evaluator("auto") == "workers"
-        assert MeasurementShare(everything, rank_of(0)).evaluator("auto") == "auto"
+        assert MeasurementShare(ranks[0], rank_of(0)).choose_evaluator("auto") == "workers"
+        assert MeasurementShare(everything, rank_of(0)).choose_evaluator("auto") == "auto"
 
 
 class TestLocalData:

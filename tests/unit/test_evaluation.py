@@ -154,13 +154,13 @@ def test_sums_of_several_ranks_equal_those_of_one() -> None:
     assert total.table(["a"])[-1].tolist() == [1, 1, 1, 1], "a missing name has no row"
 
 
-@pytest.mark.parametrize("max_held", [0, 5, 17, 2**16])
-def test_sums_do_not_depend_on_when_they_are_flushed(max_held: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact_sums, "MAX_HELD", max_held)
+@pytest.mark.parametrize("max_pending", [0, 5, 17, 2**16])
+def test_sums_do_not_depend_on_when_they_are_flushed(max_pending: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact_sums, "MAX_PENDING", max_pending)
     values, sums = torch.randn(30, dtype=torch.float64) * 1e6, ExactSums(torch.device("cpu"))
     for k, piece in enumerate(values.split(7)):
         sums.add({"a": piece, "hits": piece > 0} | ({"late": piece} if k > 2 else {}))
-        assert sum(len(v) for values in sums._held.values() for v in values) <= max_held
+        assert sum(len(v) for values in sums._pending.values() for v in values) <= max_pending
     assert sums.names == ["a", "hits", "late"]
     exact = {"a": math.fsum(values) / 30, "hits": int((values > 0).sum()) / 30, "late": math.fsum(values[21:]) / 9}
     assert sums.means() == pytest.approx(exact, rel=1e-12, abs=1e-9)

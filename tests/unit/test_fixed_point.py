@@ -174,7 +174,7 @@ def test_batch_counters_beyond_the_range_of_sums_are_averaged(tmp_path: Path) ->
     experiment = Experiment(load(None, settings), CPU)
     experiment.model.module.get_buffer(experiment.model.buffers.names[2]).fill_(1_000_000)
     parameters = {n: t.clone() for n, t in experiment.model.named(experiment.model.vector).items()}
-    buffers = experiment.model.buffers.named(experiment.model.buffers.read(experiment.model.buffers.new()))
+    buffers = experiment.model.buffers.named(experiment.model.buffers.read())
     save_file(parameters | {n: b.clone() for n, b in buffers.items()}, tmp_path / "init.safetensors")
     assert main([*settings, f"model.init={tmp_path / 'init.safetensors'}", f"run.dir={tmp_path / 'run'}"]) == 0
     model = load_file(tmp_path / "run" / "model.safetensors")

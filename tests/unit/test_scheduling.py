@@ -28,12 +28,12 @@ def test_bernoulli_cohorts_have_the_mean_and_are_never_empty() -> None:
 @given(
     costs=st.lists(st.floats(0.1, 100), min_size=1, max_size=30),
     workers=st.integers(1, 6),
-    homes=st.lists(st.integers(0, 9), min_size=30, max_size=30),
+    owners=st.lists(st.integers(0, 9), min_size=30, max_size=30),
 )
 @settings(max_examples=100)
-def test_assignment_is_complete_and_balanced(costs: list[float], workers: int, homes: list[int]) -> None:
+def test_assignment_is_complete_and_balanced(costs: list[float], workers: int, owners: list[int]) -> None:
     loads = dict.fromkeys(range(workers), 0.0)
-    assignment = scheduling.assign_clients(dict(enumerate(costs)), range(workers), {}, dict(enumerate(homes)))
+    assignment = scheduling.assign_clients(dict(enumerate(costs)), range(workers), {}, dict(enumerate(owners)))
     assert set(assignment) == set(range(len(costs)))
     for client, worker in assignment.items():
         loads[worker] += costs[client]
@@ -62,23 +62,23 @@ def test_assignment_uses_measured_speeds() -> None:
 @given(
     costs=st.dictionaries(st.integers(0, 99), st.sampled_from([1.0, 2.0, 7.0]), min_size=1, max_size=30),
     speeds=st.lists(st.sampled_from([0.5, 1.0]), min_size=1, max_size=6),
-    homes=st.lists(st.integers(0, 9), min_size=100, max_size=100),
+    owners=st.lists(st.integers(0, 9), min_size=100, max_size=100),
 )
 @settings(max_examples=100)
 def test_a_client_moves_to_the_worker_that_finishes_first_if_its_own_is_full(
-    costs: dict[int, float], speeds: list[float], homes: list[int]
+    costs: dict[int, float], speeds: list[float], owners: list[int]
 ) -> None:
     workers, ends = range(len(speeds)), [0.0] * len(speeds)
     capacity = sum(costs.values()) / sum(speeds)
-    assignment = scheduling.assign_clients(costs, workers, dict(enumerate(speeds)), dict(enumerate(homes)))
+    assignment = scheduling.assign_clients(costs, workers, dict(enumerate(speeds)), dict(enumerate(owners)))
     for client in sorted(costs, key=lambda c: (-costs[c], c)):
         times = [ends[w] + costs[client] / speeds[w] for w in workers]
-        home = homes[client]
-        fits = home < len(speeds) and times[home] <= capacity * (1 + 1e-9)
-        assert assignment[client] == (home if fits else times.index(min(times)))
+        owner = owners[client]
+        fits = owner < len(speeds) and times[owner] <= capacity * (1 + 1e-9)
+        assert assignment[client] == (owner if fits else times.index(min(times)))
         ends[assignment[client]] = times[assignment[client]]
 
 
 def test_clients_stay_with_their_state_if_the_load_allows() -> None:
-    home = {c: 1 + c % 2 for c in range(10)}
-    assert scheduling.assign_clients(dict.fromkeys(range(10), 1.0), [1, 2], {}, home) == home
+    owner = {c: 1 + c % 2 for c in range(10)}
+    assert scheduling.assign_clients(dict.fromkeys(range(10), 1.0), [1, 2], {}, owner) == owner
