@@ -168,7 +168,7 @@ def _are_client_ids(client: object, rows: int) -> bool:
 
 
 def class_labels(targets: np.ndarray) -> np.ndarray | None:
-    """The class of each row, or None if the targets are no labels."""
+    """The class of each row, or None if the targets are not labels."""
     return targets if targets.ndim == 1 and targets.dtype.kind in "iu" else None
 
 

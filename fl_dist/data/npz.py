@@ -61,7 +61,7 @@ def npz(
         int | None, Field(ge=1, le=MAX_ID + 1, description="number of ids; null: the largest id decides")
     ] = None,
 ) -> Dataset:
-    """Arrays of the user's, and optionally the client of each training row."""
+    """Your own arrays, and optionally the client of each training row."""
     data = _set_sizes(read_npz(expand_path(path), splits), classes, vocabulary)
     if mean is None and std is None and normalise is None:
         return data

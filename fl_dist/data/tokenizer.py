@@ -31,7 +31,7 @@ class TextTokenizer(NamedTuple):
     """The id that fills rows; where it is, nothing is learnt, and the attention mask is 0."""
 
     def truncate(self, length: int) -> None:
-        """Cut texts to so many tokens, and keep the special tokens at both ends."""
+        """Cut texts to `length` tokens, and keep the special tokens at both ends."""
         special = self.tokenizer.num_special_tokens_to_add(is_pair=False)
         if special >= length:
             raise DataError(f"data.length={length} has no room for text: the tokenizer adds {special} special tokens")

@@ -1,4 +1,4 @@
-"""Configurations and weights of the package transformers: from local files, without running code of theirs."""
+"""Configurations and weights of the package transformers: from local files, without running their code."""
 
 import contextlib
 import json
@@ -114,7 +114,7 @@ def build_config(library: Any, source: Source, ids: int) -> Any:
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"{source.where} is no configuration of {kind}: {error_message(error)}") from error
+        raise ModelError(f"{source.where} is not a configuration of {kind}: {error_message(error)}") from error
 
 
 def _fill_vocabulary(default: Any, settings: dict[str, Any], ids: int) -> dict[str, Any]:
