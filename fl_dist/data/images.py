@@ -33,11 +33,11 @@ class EncodedImage(NamedTuple):
     """The content of an image file."""
 
     content: bytes
-    where: str
+    location: str
     """Where it was read, for errors."""
 
     def __str__(self) -> str:
-        return self.where
+        return self.location
 
 
 def write_labelled_images(

@@ -30,7 +30,7 @@ class Source(NamedTuple):
     """Of its configuration; `model_type` is one of them."""
     folder: Path | None
     """Of its weights; None: they are drawn from the seed."""
-    where: str
+    location: str
     """For messages."""
     origin: str
     """Where its weights come from, in a line."""
@@ -105,16 +105,16 @@ def build_config(library: Any, source: Source, ids: int) -> Any:
     if kind not in known:
         hint = shorten(suggest(kind, known.keys()), 200) if isinstance(kind, str) else "set it, as in model_type: gpt2"
         raise ModelError(
-            f"{source.where} has the model_type {shorten(kind)!r}, which transformers does not have; {hint}"
+            f"{source.location} has the model_type {shorten(kind)!r}, which transformers does not have; {hint}"
         )
     try:
-        if source.where == "model.path":
+        if source.location == "model.path":
             settings = _fill_vocabulary(known[kind](), settings, ids)
         return known[kind].from_dict(settings)
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"{source.where} is not a configuration of {kind}: {error_message(error)}") from error
+        raise ModelError(f"{source.location} is not a configuration of {kind}: {error_message(error)}") from error
 
 
 def _fill_vocabulary(default: Any, settings: dict[str, Any], ids: int) -> dict[str, Any]:
