@@ -78,10 +78,10 @@ def _draw_client(size: int, left: np.ndarray, stream: _LogGammaStream) -> np.nda
     """Rows per class for a client that may exhaust a class; subtracts them from `left`."""
     counts = np.zeros(len(left), int)
     while missing := size - counts.sum():
-        drawn = np.minimum(_apportion(np.array([missing]), _softmax(stream.peek(1), left > 0))[0], left)
+        draw = np.minimum(_apportion(np.array([missing]), _softmax(stream.peek(1), left > 0))[0], left)
         stream.advance(1)
-        counts += drawn
-        left -= drawn
+        counts += draw
+        left -= draw
     return counts
 
 

@@ -111,8 +111,8 @@ def _read_arrays(path: Path, splits: Sequence[str]) -> Arrays:
             if missing := [name for name in required if name not in archive.files]:
                 needed = ", ".join(f"{kind}_{split}" for split in splits for kind in "xy")
                 raise DataError(f"lacks {', '.join(missing)}; it needs {needed}")
-            given = ["client"] if tuple(splits) == SPLITS else []
-            names = [name for name in (*required, *optional, *given) if name in archive.files]
+            client = ["client"] if tuple(splits) == SPLITS else []
+            names = [name for name in (*required, *optional, *client) if name in archive.files]
             _check_size(archive, names)
             return {name: _read_array(archive, name) for name in names}
     except READ_ERRORS as e:

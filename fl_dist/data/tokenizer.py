@@ -74,14 +74,14 @@ def load_tokenizer(folder: Path, end: str | None) -> TextTokenizer:
     vocabulary = 1 + max(ids.values(), default=-1)
     if not 0 < vocabulary <= MAX_VOCABULARY:
         raise DataError(f"{folder / FILE} is damaged: it has {len(ids):,} tokens with ids up to {vocabulary - 1:,}")
-    named = _read_special_tokens(folder)
-    end_token = end or named.get("eos_token") or named.get("sep_token")
+    special = _read_special_tokens(folder)
+    end_token = end or special.get("eos_token") or special.get("sep_token")
     if end_token is not None and end_token not in ids:
         raise DataError(
             f"the end token {end_token!r} is not in the vocabulary of {folder}; set data.end to one that is"
         )
     end_id = None if end_token is None else ids[end_token]
-    padding = ids.get(named.get("pad_token", ""), end_id or 0)
+    padding = ids.get(special.get("pad_token", ""), end_id or 0)
     return TextTokenizer(tokenizer, vocabulary, end_id, padding)
 
 
