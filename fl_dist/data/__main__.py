@@ -102,7 +102,7 @@ def _show(arguments: argparse.Namespace) -> None:
     print(f"rows per client      {_format_range(clients.sizes)}")
     counts = clients.classes
     if counts is None:
-        raise DataError("the targets of this data are no classes: there is no more to show")
+        raise DataError("the targets of this data are not classes: there is no more to show")
     print(f"classes per client   {_format_range((counts > 0).sum(1))}")
     print(f"largest class of a client, share of its rows  {_format_range(counts.max(1) / counts.sum(1), decimals=2)}")
     print(f"rows per class       {_format_range(counts.sum(0))}")

@@ -20,7 +20,7 @@ def read_schema(file: Path) -> "pa.Schema":
 
 
 def read_batches(file: Path, columns: Sequence[str], rows: int) -> Iterator["pa.RecordBatch"]:
-    """These columns, at most so many rows at a time; a DataError names the file and what is wrong."""
+    """These columns, at most `rows` rows at a time; a DataError names the file and what is wrong."""
     schema, read = _open(file)
     for column in columns:
         _check_column(schema, column, file)
@@ -45,7 +45,7 @@ def _check_column(schema: "pa.Schema", column: str, file: Path) -> None:
 
 
 def _open(file: Path) -> tuple["pa.Schema", Any]:
-    """The schema, and a function that gives the batches of some columns, of about so many rows."""
+    """The schema, and a function that returns batches of some columns, with about the given number of rows."""
     pa = _import_pyarrow()
     try:
         return _open_parquet(file) if file.suffix == ".parquet" else _open_ipc(file)

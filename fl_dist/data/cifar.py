@@ -120,7 +120,7 @@ def _read_batch(file: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
 
 def _parse_binary(content: bytes, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
     if not content or len(content) % (label_bytes + PIXELS):
-        raise DataError(f"is damaged: its {len(content):,} bytes are no whole number of images")
+        raise DataError(f"is damaged: its {len(content):,} bytes are not a whole number of images")
     rows = np.frombuffer(content, np.uint8).reshape(-1, label_bytes + PIXELS)
     return rows[:, label_bytes:], rows[:, label_bytes - 1]
 
@@ -147,4 +147,4 @@ class ArrayUnpickler(pickle.Unpickler):
             return getattr(np, name)
         if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
             return lambda text, codec: text.encode("latin1")
-        raise pickle.UnpicklingError(f"it contains {module}.{name}, which is no array")
+        raise pickle.UnpicklingError(f"it contains {module}.{name}, which is not an array")

@@ -16,6 +16,7 @@ from fl_dist.common.rows import R, Rows, count_rows, describe_rows, main_tensor,
 SPLITS = ("train", "test")
 IGNORE_INDEX = -100
 """The target of a token that is not learnt: padding, or a prompt."""
+CHUNK_ROWS = 4096  # rows converted to float64 at a time
 NUMERIC_INTEGERS = ("uint8", "int8", "int16")
 """Integer types of rows that are numbers (pixels, audio samples); all other integers are ids."""
 
@@ -132,6 +133,20 @@ def fill_empty_splits(dataset: Dataset) -> Dataset:
     return replace(dataset, client=None, **rows) if rows else dataset
 
 
+def add_channel_statistics(dataset: Dataset) -> Dataset:
+    """Normalised by mean and standard deviation of each channel (or feature) in training; a constant one has std 1."""
+    x = main_tensor(dataset.x_train).numpy()
+    scale = 255.0 if x.dtype == np.uint8 else 1.0
+    chunks = [x[start : start + CHUNK_ROWS] for start in range(0, len(x), CHUNK_ROWS)]
+    axes = (0, *range(2, x.ndim))
+    count = x.size // x.shape[1]
+    mean = sum(chunk.sum(axes, dtype=np.float64) for chunk in chunks) / count
+    center = mean.reshape(-1, *(1,) * (x.ndim - 2))
+    std = np.sqrt(sum(((chunk - center) ** 2).sum(axes) for chunk in chunks) / count)
+    std = np.where(std > 0, std, scale)
+    return replace(dataset, mean=tuple((mean / scale).tolist()), std=tuple((std / scale).tolist()))
+
+
 def row_kind(x: Tensor | np.ndarray) -> str:
     """ "float", "ids", or the integer type of rows that are numbers; training and test rows must have the same."""
     name = _dtype_name(x)
@@ -168,7 +183,7 @@ def _are_client_ids(client: object, rows: int) -> bool:
 
 
 def class_labels(targets: np.ndarray) -> np.ndarray | None:
-    """The class of each row, or None if the targets are no labels."""
+    """The class of each row, or None if the targets are not labels."""
     return targets if targets.ndim == 1 and targets.dtype.kind in "iu" else None
 
 

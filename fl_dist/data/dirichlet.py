@@ -66,9 +66,8 @@ class _LogGammaStream:
 
     def peek(self, count: int) -> np.ndarray:
         if (missing := count - len(self._buffer)) > 0:
-            draws = [_sample_gammas(self._rng, self._alpha, (self._classes,)) for _ in range(missing)]
-            gammas, uniform = (np.array(column) for column in zip(*draws, strict=True))
-            self._buffer = np.concatenate([self._buffer, _log_gammas(gammas, uniform, self._alpha)])
+            draws = [_sample_log_gammas(self._rng, self._alpha, (self._classes,)) for _ in range(missing)]
+            self._buffer = np.concatenate([self._buffer, draws])
         return self._buffer[:count]
 
     def advance(self, count: int) -> None:
@@ -79,10 +78,10 @@ def _draw_client(size: int, left: np.ndarray, stream: _LogGammaStream) -> np.nda
     """Rows per class for a client that may exhaust a class; subtracts them from `left`."""
     counts = np.zeros(len(left), int)
     while missing := size - counts.sum():
-        drawn = np.minimum(_apportion(np.array([missing]), _softmax(stream.peek(1), left > 0))[0], left)
+        draw = np.minimum(_apportion(np.array([missing]), _softmax(stream.peek(1), left > 0))[0], left)
         stream.advance(1)
-        counts += drawn
-        left -= drawn
+        counts += draw
+        left -= draw
     return counts
 
 
@@ -175,16 +174,9 @@ def _apportion_groups(sizes: list[int], mean: float, logs: np.ndarray) -> np.nda
 
 def _sample_log_gammas(rng: np.random.Generator, alpha: float, shape: tuple[int, ...]) -> np.ndarray:
     """Logarithms of Gamma(alpha) variates: as logarithms they do not underflow, however small alpha is."""
-    return _log_gammas(*_sample_gammas(rng, alpha, shape), alpha)
-
-
-def _sample_gammas(rng: np.random.Generator, alpha: float, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """The Gamma(alpha + 1) and uniform variates that _log_gammas combines."""
-    return rng.standard_gamma(max(alpha, MIN_ALPHA) + 1, shape), rng.random(shape)
-
-
-def _log_gammas(gammas: np.ndarray, uniform: np.ndarray, alpha: float) -> np.ndarray:
-    logs: np.ndarray = np.log(gammas) + np.log1p(-uniform) / max(alpha, MIN_ALPHA)
+    alpha = max(alpha, MIN_ALPHA)
+    gammas, uniform = rng.standard_gamma(alpha + 1, shape), rng.random(shape)
+    logs: np.ndarray = np.log(gammas) + np.log1p(-uniform) / alpha
     return logs
 
 

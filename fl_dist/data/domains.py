@@ -75,7 +75,7 @@ def _load_domains(name: str, folder: Path, target: str, size: int) -> Dataset:
         raise DataError(f"{folder} cannot be read ({error_message(e)}); {hint}") from None
     names = [domain.name for domain in domains]
     if target not in names:
-        raise DataError(f"data.target {target!r} is no domain in {folder}; {suggest(target, names)}")
+        raise DataError(f"data.target {target!r} is not a domain in {folder}; {suggest(target, names)}")
     if len(domains) < 2:
         raise DataError(f"{folder} has no domain but {target}, which leaves none to train on")
     classes = sorted({entry.name for domain in domains for entry in subfolders(domain)})

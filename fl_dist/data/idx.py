@@ -104,7 +104,7 @@ def _read_idx(path: Path, dimensions: int, name: str) -> np.ndarray:
     header = 4 * (1 + dimensions)
     magic, *shape = struct.unpack(f">{1 + dimensions}I", data[:header].ljust(header, b"\0"))
     if magic != MAGIC[dimensions]:
-        raise DataError(f"{path} is no idx file of bytes with {dimensions} dimensions; {redownload_hint(name)}")
+        raise DataError(f"{path} is not an idx file of bytes with {dimensions} dimensions; {redownload_hint(name)}")
     if not 0 < math.prod(shape) == len(data) - header:
         expected, actual = "x".join(map(str, shape)), format_bytes(len(data) - header)
         raise DataError(f"{path} is damaged: its header says {expected}, but it contains {actual}")

@@ -26,18 +26,18 @@ CHUNK_IMAGES = 64  # decoded by a thread at a time
 MIN_IMAGES_FOR_PROGRESS = 10_000
 
 Transform = Callable[["Image", int], "Image"]
-"""Scales an image to a square of so many pixels per side."""
+"""Scales an image to a square with this number of pixels per side."""
 
 
 class EncodedImage(NamedTuple):
     """The content of an image file."""
 
     content: bytes
-    where: str
+    location: str
     """Where it was read, for errors."""
 
     def __str__(self) -> str:
-        return self.where
+        return self.location
 
 
 def write_labelled_images(

@@ -20,11 +20,11 @@ from pydantic import Field
 from fl_dist.common.errors import DataError
 from fl_dist.common.formatting import format_bytes, shorten
 from fl_dist.common.paths import expand_path
-from fl_dist.common.rows import main_tensor
 from fl_dist.data.dataset import (
     NUMERIC_INTEGERS,
     SPLITS,
     Dataset,
+    add_channel_statistics,
     class_labels,
     dataset_from_arrays,
     datasets,
@@ -33,14 +33,12 @@ from fl_dist.data.dataset import (
 
 MAX_LABEL = 2**20  # a label beyond it is an id or a hash, and would size the model's last layer
 MAX_ID = 2**31 - 1
-CHUNK_ROWS = 4096  # rows converted to float64 at a time
 READ_ERRORS = (
     *(OSError, EOFError, RuntimeError, MemoryError, OverflowError),
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
 )
 
 Arrays = dict[str, np.ndarray]
-Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 Channels = Annotated[list[float], Field(min_length=1)]
 
 
@@ -61,7 +59,7 @@ def npz(
         int | None, Field(ge=1, le=MAX_ID + 1, description="number of ids; null: the largest id decides")
     ] = None,
 ) -> Dataset:
-    """Arrays of the user's, and optionally the client of each training row."""
+    """Your own arrays, and optionally the client of each training row."""
     data = _set_sizes(read_npz(expand_path(path), splits), classes, vocabulary)
     if mean is None and std is None and normalise is None:
         return data
@@ -73,8 +71,7 @@ def npz(
         raise DataError("data.normalise is auto, but data.mean or data.std is set too; remove one of them")
     if tuple(splits) != SPLITS:
         raise DataError("data.normalise=auto needs the training rows of all clients; with data.local set mean and std")
-    channel_mean, channel_std = channel_statistics(main_tensor(data.x_train).numpy())
-    return replace(data, mean=channel_mean, std=channel_std)
+    return add_channel_statistics(data)
 
 
 def _set_sizes(data: Dataset, classes: int | None, vocabulary: int | None) -> Dataset:
@@ -84,18 +81,6 @@ def _set_sizes(data: Dataset, classes: int | None, vocabulary: int | None) -> Da
     if vocabulary is not None and data.vocabulary_size > vocabulary:
         raise DataError(f"data.vocabulary is {vocabulary}, but the data has ids up to {data.vocabulary_size - 1}")
     return replace(data, classes=classes or data.classes, vocabulary=vocabulary or 0)
-
-
-def channel_statistics(x: np.ndarray) -> Statistics:
-    """Mean and standard deviation per channel (or feature), of x/255 for uint8; a constant channel has std 1."""
-    scale = 255.0 if x.dtype == np.uint8 else 1.0
-    chunks = [x[start : start + CHUNK_ROWS] for start in range(0, len(x), CHUNK_ROWS)]
-    axes = (0, *range(2, x.ndim))
-    count = x.size // x.shape[1]
-    mean = sum(chunk.sum(axes, dtype=np.float64) for chunk in chunks) / count
-    center = mean.reshape(-1, *(1,) * (x.ndim - 2))
-    std = np.sqrt(sum(((chunk - center) ** 2).sum(axes) for chunk in chunks) / count)
-    return tuple((mean / scale).tolist()), tuple((np.where(std > 0, std, scale) / scale).tolist())
 
 
 def read_npz(path: Path, splits: Sequence[str] = SPLITS) -> Dataset:
@@ -126,8 +111,8 @@ def _read_arrays(path: Path, splits: Sequence[str]) -> Arrays:
             if missing := [name for name in required if name not in archive.files]:
                 needed = ", ".join(f"{kind}_{split}" for split in splits for kind in "xy")
                 raise DataError(f"lacks {', '.join(missing)}; it needs {needed}")
-            given = ["client"] if tuple(splits) == SPLITS else []
-            names = [name for name in (*required, *optional, *given) if name in archive.files]
+            client = ["client"] if tuple(splits) == SPLITS else []
+            names = [name for name in (*required, *optional, *client) if name in archive.files]
             _check_size(archive, names)
             return {name: _read_array(archive, name) for name in names}
     except READ_ERRORS as e:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,13 +11,11 @@ import numpy as np
 from pydantic import Field
 
 from fl_dist.common.errors import DataError
-from fl_dist.common.rows import main_tensor
 from fl_dist.data import shared_arrays
 from fl_dist.data.arrow_columns import is_numeric, read_features, read_images
 from fl_dist.data.arrow_files import SUFFIXES, read_batches, read_schema
-from fl_dist.data.dataset import SPLITS, Dataset, dataset_from_arrays, datasets
+from fl_dist.data.dataset import SPLITS, Dataset, add_channel_statistics, dataset_from_arrays, datasets
 from fl_dist.data.images import EncodedImage, decode_images, resize
-from fl_dist.data.npz import channel_statistics
 from fl_dist.data.tables import (
     ClassNames,
     Column,
@@ -38,13 +36,14 @@ Block = np.ndarray | list[EncodedImage]
 
 
 @dataclass(frozen=True)
-class TableSettings:
+class ColumnSettings:
     """What the columns are."""
 
     label: str
     client: str | None
     features: list[str]
-    image: str | None
+    """Of numbers, or the one of images."""
+    is_image: bool
     size: int
     classes: int | list[str] | None
 
@@ -83,8 +82,8 @@ def parquet(
         raise DataError(
             "data.features has to list the columns with data.local: their order must be the same everywhere"
         )
-    chosen = [] if image else _choose_features(sources[0], features, {label, client})
-    settings = TableSettings(label, client, chosen, image, size, classes)
+    columns = [image] if image else _choose_features(sources[0], features, {label, client})
+    settings = ColumnSettings(label, client, columns, image is not None, size, classes)
 
     def build(allocate: shared_arrays.Allocate) -> None:
         _write_tables(allocate, files, test, settings)
@@ -95,8 +94,7 @@ def parquet(
         return data
     if tuple(splits) != SPLITS:
         raise DataError("data.normalise=auto needs the training rows of all clients, which data.local keeps apart")
-    mean, std = channel_statistics(main_tensor(data.x_train).numpy())
-    return replace(data, mean=mean, std=std)
+    return add_channel_statistics(data)
 
 
 def _choose_features(file: Path, features: list[str] | None, others: set[str | None]) -> list[str]:
@@ -112,7 +110,7 @@ def _choose_features(file: Path, features: list[str] | None, others: set[str | N
 
 
 def _write_tables(
-    allocate: shared_arrays.Allocate, files: dict[str, list[Path]], test: str | float, settings: TableSettings
+    allocate: shared_arrays.Allocate, files: dict[str, list[Path]], test: str | float, settings: ColumnSettings
 ) -> None:
     """Labels and clients first: then it is known how many rows there are, and which of them are held out."""
     print_size(files, "reading")
@@ -147,14 +145,14 @@ def _read_values(files: Sequence[Path], column: str) -> list[Any]:
     return values
 
 
-def _to_targets(labels: dict[str, list[Any]], settings: TableSettings) -> tuple[dict[str, np.ndarray], int]:
+def _to_targets(labels: dict[str, list[Any]], settings: ColumnSettings) -> tuple[dict[str, np.ndarray], int]:
     if all(type(value) is float for own in labels.values() for value in own):
         return {split: np.array(own, np.float64) for split, own in labels.items()}, 0
     return number_labels(labels, settings.label, settings.classes)
 
 
 def _write_rows(
-    allocate: shared_arrays.Allocate, files: Sequence[Path], splits: dict[str, np.ndarray], settings: TableSettings
+    allocate: shared_arrays.Allocate, files: Sequence[Path], splits: dict[str, np.ndarray], settings: ColumnSettings
 ) -> None:
     """Some rows at a time, so that files may be larger than memory."""
     arrays: dict[str, np.ndarray] = {}
@@ -172,13 +170,13 @@ def _write_rows(
             row += len(block)
 
 
-def _row_type(block: Block, settings: TableSettings) -> tuple[tuple[int, ...], type]:
+def _row_type(block: Block, settings: ColumnSettings) -> tuple[tuple[int, ...], type]:
     if isinstance(block, np.ndarray):
         return block.shape[1:], block.dtype.type
     return (3, settings.size, settings.size), np.uint8
 
 
-def _fill(out: np.ndarray, block: Block, chosen: np.ndarray, settings: TableSettings, file: Path) -> None:
+def _fill(out: np.ndarray, block: Block, chosen: np.ndarray, settings: ColumnSettings, file: Path) -> None:
     if isinstance(block, list):
         decode_images([block[k] for k in chosen], out, resize, str(file))
     elif block.shape[1:] != out.shape[1:]:
@@ -189,12 +187,11 @@ def _fill(out: np.ndarray, block: Block, chosen: np.ndarray, settings: TableSett
         out[:] = block[chosen]
 
 
-def _read_blocks(file: Path, settings: TableSettings) -> Iterator[Block]:
+def _read_blocks(file: Path, settings: ColumnSettings) -> Iterator[Block]:
     first = 1
-    for batch in read_batches(file, [settings.image] if settings.image else settings.features, BATCH_ROWS):
-        yield (
-            read_images(batch, settings.image, file, first)
-            if settings.image
-            else read_features(batch, settings.features, file)
-        )
+    for batch in read_batches(file, settings.features, BATCH_ROWS):
+        if settings.is_image:
+            yield read_images(batch, settings.features[0], file, first)
+        else:
+            yield read_features(batch, settings.features, file)
         first += len(batch)

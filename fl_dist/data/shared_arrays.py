@@ -1,6 +1,6 @@
 """Arrays that a machine stores once: built by the first process that needs them, in files that the others map.
 
-They are in FL_DIST_CACHE, or else in a folder of the user's own in the temporary folder, which is local to a node on
+They are in FL_DIST_CACHE, or else in the user's folder below the temporary folder, which is local to a node on
 most clusters. Mapped pages count once, however many ranks use them, and may be larger than memory. Where nothing can
 be written, every process keeps its own copy.
 """

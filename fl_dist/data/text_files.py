@@ -73,10 +73,12 @@ def _as_texts(table: Table, column: str) -> list[str]:
 def _as_text(value: Any, column: str, table: Table, position: int) -> str:
     if type(value) not in (str, int, float):
         found = shorten(repr(value))
-        raise DataError(f"{table.locate(position)}: the column {column!r} is {found}, which is no text; remove the row")
+        raise DataError(
+            f"{table.locate(position)}: the column {column!r} is {found}, which is not text; remove the row"
+        )
     text = str(value)
     if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise DataError(f"{table.locate(position)}: the column {column!r} is no Unicode text; write the row again")
+        raise DataError(f"{table.locate(position)}: the column {column!r} is not Unicode text; write the row again")
     return text
 
 
@@ -107,9 +109,9 @@ def _parse_row(line: str, columns: list[str], where: str) -> list[Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as e:
-        raise DataError(f"{where}: this is no JSON ({error_message(e)})") from None
+        raise DataError(f"{where}: this is not JSON ({error_message(e)})") from None
     if not isinstance(row, dict):
-        raise DataError(f'{where}: this is no JSON object; write one per line, such as {{"text": ...}}')
+        raise DataError(f'{where}: this is not a JSON object; write one per line, such as {{"text": ...}}')
     for column in columns:
         if column not in row:
             raise DataError(f"{where}: there is no column {column!r}; {suggest(column, row)}")

@@ -139,7 +139,7 @@ def _tokenize(files: list[Path], tokenizer: TextTokenizer, settings: TextSetting
 
 
 def _split_table(table: Table, columns: Sequence[str]) -> Iterator[Table]:
-    """Rows in order, together of so many characters in these columns, or a single one."""
+    """Tables of consecutive rows, each of at most MAX_CHARACTERS in these columns or of a single row."""
     first = characters = 0
     for row, values in enumerate(zip(*(table.columns[column] for column in columns), strict=True)):
         length = sum(len(str(value)) for value in values)

@@ -31,7 +31,7 @@ class TextTokenizer(NamedTuple):
     """The id that fills rows; where it is, nothing is learnt, and the attention mask is 0."""
 
     def truncate(self, length: int) -> None:
-        """Cut texts to so many tokens, and keep the special tokens at both ends."""
+        """Cut texts to `length` tokens, and keep the special tokens at both ends."""
         special = self.tokenizer.num_special_tokens_to_add(is_pair=False)
         if special >= length:
             raise DataError(f"data.length={length} has no room for text: the tokenizer adds {special} special tokens")
@@ -74,14 +74,14 @@ def load_tokenizer(folder: Path, end: str | None) -> TextTokenizer:
     vocabulary = 1 + max(ids.values(), default=-1)
     if not 0 < vocabulary <= MAX_VOCABULARY:
         raise DataError(f"{folder / FILE} is damaged: it has {len(ids):,} tokens with ids up to {vocabulary - 1:,}")
-    named = _read_special_tokens(folder)
-    end_token = end or named.get("eos_token") or named.get("sep_token")
+    special = _read_special_tokens(folder)
+    end_token = end or special.get("eos_token") or special.get("sep_token")
     if end_token is not None and end_token not in ids:
         raise DataError(
             f"the end token {end_token!r} is not in the vocabulary of {folder}; set data.end to one that is"
         )
     end_id = None if end_token is None else ids[end_token]
-    padding = ids.get(named.get("pad_token", ""), end_id or 0)
+    padding = ids.get(special.get("pad_token", ""), end_id or 0)
     return TextTokenizer(tokenizer, vocabulary, end_id, padding)
 
 

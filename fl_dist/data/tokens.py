@@ -48,7 +48,7 @@ def join_documents(parts: Sequence[Documents]) -> Documents:
 
 
 def count_packed(tokens: int, length: int) -> int:
-    """Rows for so many tokens: the first one is predicted nowhere."""
+    """The number of rows for these tokens: the first token is never a target."""
     return -(-max(0, tokens - 1) // length)
 
 
@@ -76,7 +76,7 @@ def pad(documents: Documents, numbers: np.ndarray, x: np.ndarray, mask: np.ndarr
 def pad_for_prediction(
     documents: Documents, numbers: np.ndarray, x: np.ndarray, mask: np.ndarray, y: np.ndarray, padding: int
 ) -> None:
-    """The same, with the token after each as its target; so the last one is no input."""
+    """The same, with the token after each as its target; so the last token is not an input."""
     x[:], mask[:], y[:] = padding, False, IGNORE_INDEX
     for row, valid, target, (ids, prompt) in zip(x, mask, y, documents.select(numbers), strict=True):
         used, skipped = min(len(ids) - 1, len(row)), max(prompt, 1)

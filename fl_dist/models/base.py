@@ -22,7 +22,7 @@ class PretrainedModule(nn.Module):
     origin = ""
     """Where weights come from, in a line."""
     external: Collection[str] = ()
-    """Names of frozen parameters that are in files of the user's, and so not in those of a run."""
+    """Names of frozen parameters that are in the user's files, and so not in those of a run."""
     file_names: Mapping[str, str] = {}
     """Names in the other package's files, and what they are called here; model.init and model.pretrained know both."""
 
@@ -40,7 +40,7 @@ def require_images(name: str, shape: tuple[int, ...], min_pixels: int = 1, inste
 
 
 def advise_on_shape(shape: tuple[int, ...], instead: str = "mlp") -> str:
-    """What to do with rows that are no images [C, H, W]."""
+    """What to do with rows that are not images [C, H, W]."""
     if len(shape) == 2:
         return f"add a channel axis, x[:, None], or use model {instead}"
     if len(shape) == 3 and shape[2] in (1, 3) and shape[0] > shape[2]:

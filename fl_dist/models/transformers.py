@@ -106,7 +106,7 @@ def _build_network(library: Any, source: Source, outputs: int, vocabulary: int, 
     size = config.get_text_config().vocab_size
     if ids > size:
         raise ModelError(
-            f"{source.where} has an embedding of {size} ids, but the data has ids up to {ids - 1}; "
+            f"{source.location} has an embedding of {size} ids, but the data has ids up to {ids - 1}; "
             "use the model's own tokenizer"
         )
     if not per_token:
@@ -119,18 +119,18 @@ def _build_network(library: Any, source: Source, outputs: int, vocabulary: int, 
     try:
         return auto.from_config(config, dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32)
     except Exception as error:
-        raise ModelError(f"{source.where} cannot be built: {error_message(error)}") from error
+        raise ModelError(f"{source.location} cannot be built: {error_message(error)}") from error
 
 
 def _check_kind(library: Any, config: Any, source: Source, per_token: bool) -> None:
     """Whether there is a model of this kind for the task."""
     if not per_token:
         if type(config) not in library.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-            raise ModelError(f"{source.where} is of the type {config.model_type}, which has no classifier of texts")
+            raise ModelError(f"{source.location} is of the type {config.model_type}, which has no classifier of texts")
         return
     is_masked = type(config) in library.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     if type(config) not in library.MODEL_FOR_CAUSAL_LM_MAPPING or is_masked:
         raise ModelError(
-            f"{source.where} is of the type {config.model_type}, which does not predict the next token; "
+            f"{source.location} is of the type {config.model_type}, which does not predict the next token; "
             "choose a causal model, such as gpt2 or llama"
         )

@@ -1,4 +1,4 @@
-"""Configurations and weights of the package transformers: from local files, without running code of theirs."""
+"""Configurations and weights of the package transformers: from local files, without running their code."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ class Source(NamedTuple):
     """Of its configuration; `model_type` is one of them."""
     folder: Path | None
     """Of its weights; None: they are drawn from the seed."""
-    where: str
+    location: str
     """For messages."""
     origin: str
     """Where its weights come from, in a line."""
@@ -66,26 +66,26 @@ def read_source(path: str | dict[str, Any]) -> Source:
     """Of a folder in the format of transformers, a configuration's file, or its settings."""
     if isinstance(path, dict):
         return Source(path, None, "model.path", FROM_SEED.format("model.path is a configuration"))
-    given = expand_path(path)
-    if given.suffix == ".json":
-        return Source(_read_settings(given), None, str(given), FROM_SEED.format(f"{given} is a configuration"))
-    if not given.is_dir():
+    location = expand_path(path)
+    if location.suffix == ".json":
+        return Source(_read_settings(location), None, str(location), FROM_SEED.format(f"{location} is a configuration"))
+    if not location.is_dir():
         raise ModelError(
-            f"model.path {shorten(given)} does not exist; set it to a local folder with {CONFIG} and weights"
+            f"model.path {shorten(location)} does not exist; set it to a local folder with {CONFIG} and weights"
         )
-    if (given / ADAPTER_SETTINGS).exists():
+    if (location / ADAPTER_SETTINGS).exists():
         raise ModelError(
-            f"model.path {given} is an adapter; set it to the adapter's base, and model.init to its weights"
+            f"model.path {location} is an adapter; set it to the adapter's base, and model.init to its weights"
         )
-    settings = _read_settings(given / CONFIG)
-    if any(given.glob(WEIGHTS)):
-        return Source(settings, given.resolve(), str(given), f"weights from {given}")
-    if others := sorted(file.name for pattern in OTHER_WEIGHTS for file in given.glob(pattern)):
+    settings = _read_settings(location / CONFIG)
+    if any(location.glob(WEIGHTS)):
+        return Source(settings, location.resolve(), str(location), f"weights from {location}")
+    if others := sorted(file.name for pattern in OTHER_WEIGHTS for file in location.glob(pattern)):
         raise ModelError(
-            f"model.path {given} has {others[0]}, but no .safetensors file, and other formats may run code; "
+            f"model.path {location} has {others[0]}, but no .safetensors file, and other formats may run code; "
             "save it again with save_pretrained"
         )
-    return Source(settings, None, str(given), FROM_SEED.format(f"{given} has no .safetensors file"))
+    return Source(settings, None, str(location), FROM_SEED.format(f"{location} has no .safetensors file"))
 
 
 def _read_settings(file: Path) -> dict[str, Any]:
@@ -105,16 +105,16 @@ def build_config(library: Any, source: Source, ids: int) -> Any:
     if kind not in known:
         hint = shorten(suggest(kind, known.keys()), 200) if isinstance(kind, str) else "set it, as in model_type: gpt2"
         raise ModelError(
-            f"{source.where} has the model_type {shorten(kind)!r}, which transformers does not have; {hint}"
+            f"{source.location} has the model_type {shorten(kind)!r}, which transformers does not have; {hint}"
         )
     try:
-        if source.where == "model.path":
+        if source.location == "model.path":
             settings = _fill_vocabulary(known[kind](), settings, ids)
         return known[kind].from_dict(settings)
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"{source.where} is no configuration of {kind}: {error_message(error)}") from error
+        raise ModelError(f"{source.location} is not a configuration of {kind}: {error_message(error)}") from error
 
 
 def _fill_vocabulary(default: Any, settings: dict[str, Any], ids: int) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _fill_vocabulary(default: Any, settings: dict[str, Any], ids: int) -> dict[s
 def load_network(library: Any, auto: Any, config: Any, folder: Path, dtype: Dtype, has_new_head: bool) -> Any:
     """A network with the weights of a folder. They stay in the mapped file, which all ranks share, unless converted."""
     try:
-        network, found = auto.from_pretrained(
+        network, info = auto.from_pretrained(
             str(folder),
             config=config,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
@@ -142,15 +142,15 @@ def load_network(library: Any, auto: Any, config: Any, folder: Path, dtype: Dtyp
         )
     except Exception as error:
         raise ModelError(f"model.path {folder} cannot be loaded: {error_message(error)}") from error
-    mismatched = {name if isinstance(name, str) else name[0] for name in found["mismatched_keys"]}
+    mismatched = {name if isinstance(name, str) else name[0] for name in info["mismatched_keys"]}
     base = f"{network.base_model_prefix}."
-    lost = sorted(
+    missing = sorted(
         name
-        for name in {*found["missing_keys"], *mismatched}
+        for name in {*info["missing_keys"], *mismatched}
         if not has_new_head or (name.startswith(base) and "pooler" not in name)
     )
-    if lost:
+    if missing:
         raise ModelError(
-            f"model.path {folder} has no weights of {lost[0]} as its {CONFIG} describes them ({len(lost)} in all)"
+            f"model.path {folder} has no weights of {missing[0]} as its {CONFIG} describes them ({len(missing)} in all)"
         )
     return network

@@ -83,7 +83,7 @@ def freeze_except(module: nn.Module, patterns: list[str]) -> None:
 
 
 def _drop_external(module: nn.Module, tensors: dict[str, T]) -> dict[str, T]:
-    """Without those that are in other files of the user's."""
+    """Without those that are in the user's own files."""
     external = module.external if isinstance(module, PretrainedModule) else ()
     return {name: tensor for name, tensor in tensors.items() if name not in external}
 

@@ -51,7 +51,7 @@ class Classification(Task):
 
 
 def _advise(y: Tensor) -> str:
-    """What to do with targets that are no labels."""
+    """What to do with targets that are not labels."""
     if y.dim() == 2 and y.shape[1] == 1 and not y.is_floating_point():
         return "reshape it to [n]"
     if y.is_floating_point() and y.numel():

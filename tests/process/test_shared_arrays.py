@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from fl_dist.data import shared_arrays
 from fl_dist.main import main
+from tests.support.data_files import load_numbers, write_domains
 from tests.support.processes import NO_WANDB, run_ranks
 from tests.support.run_folder import model_hash
 from tests.support.waiting import TIMEOUT_SECONDS
@@ -22,14 +22,6 @@ from tests.support.waiting import TIMEOUT_SECONDS
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(shared_arrays.CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def load_numbers(source: Path, calls: list[str], name: str = "x") -> np.ndarray:
-    def build(allocate: shared_arrays.Allocate) -> None:
-        calls.append(name)
-        allocate(name, (3, 4), np.int64)[:] = np.arange(12).reshape(3, 4)
-
-    return shared_arrays.load_or_build("numbers", [source], None, build)[name]
 
 
 class TestArrays:
@@ -68,24 +60,9 @@ class TestArrays:
         assert calls == ["x"]
 
 
-def write_image(file: Path, seed: int, size: tuple[int, int] = (64, 64), mode: str = "RGB") -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
-    Image.fromarray(pixels).convert(mode).save(file)
-
-
 @pytest.fixture
 def domains(cache: Path, tmp_path: Path) -> Path:
-    """Three domains of two classes, one without images of the second class; images of several shapes."""
-    for d, domain in enumerate(("art", "photo", "sketch")):
-        for c, name in enumerate(("cat", "dog")):
-            if (domain, name) != ("sketch", "dog"):
-                for n in range(4 + d):
-                    suffix = ("jpg", "PNG")[n % 2]
-                    write_image(tmp_path / "PACS" / domain / name / f"{n}.{suffix}", 100 * d + 10 * c + n, (40 + n, 30))
-    (tmp_path / "PACS" / "splits").mkdir()  # archives contain such folders too
-    (tmp_path / "PACS" / "art" / "cat" / "notes.txt").write_text("no image")
-    return tmp_path
+    return write_domains(tmp_path)
 
 
 class TestDomains:

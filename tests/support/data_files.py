@@ -4,8 +4,9 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
-from fl_dist.data import Dataset
+from fl_dist.data import Dataset, shared_arrays
 from tests.support.processes import NO_WANDB
 
 SMALL_RUN = (
@@ -78,3 +79,33 @@ def write_diverging_client(path: Path) -> list[str]:
     x[client == 2] = 1e30
     np.savez(path, x_train=x, y_train=np.arange(60) % 2, x_test=x[:6], y_test=np.arange(6) % 2, client=client)
     return [f"data={{name: npz, path: {path}}}", "partition={name: given}", "model={name: mlp, hidden: []}"]
+
+
+def write_image(file: Path, seed: int, size: tuple[int, int] = (64, 64), mode: str = "RGB") -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    Image.fromarray(pixels).convert(mode).save(file)
+
+
+def write_domains(root: Path) -> Path:
+    """PACS as three domains of two classes, one without images of the second class; images of several shapes."""
+    folder = root / "PACS"
+    for d, domain in enumerate(("art", "photo", "sketch")):
+        for c, name in enumerate(("cat", "dog")):
+            if (domain, name) != ("sketch", "dog"):
+                for n in range(4 + d):
+                    suffix = ("jpg", "PNG")[n % 2]
+                    write_image(folder / domain / name / f"{n}.{suffix}", 100 * d + 10 * c + n, (40 + n, 30))
+    (folder / "splits").mkdir()  # archives contain such folders too
+    (folder / "art" / "cat" / "notes.txt").write_text("no image")
+    return root
+
+
+def load_numbers(source: Path, calls: list[str], name: str = "x") -> np.ndarray:
+    """An array in the cache; `calls` counts how often it is built."""
+
+    def build(allocate: shared_arrays.Allocate) -> None:
+        calls.append(name)
+        allocate(name, (3, 4), np.int64)[:] = np.arange(12).reshape(3, 4)
+
+    return shared_arrays.load_or_build("numbers", [source], None, build)[name]

@@ -87,7 +87,7 @@ def test_a_pickle_that_executes_code_is_refused(tmp_path: Path) -> None:
         pickle.dumps({b"data": ExecutesCommand(tmp_path / "trace")})
     )
     text = data_error("cifar10", root)
-    assert "data_batch_3 is not a batch of CIFAR (it contains posix.system, which is no array)" in text
+    assert "data_batch_3 is not a batch of CIFAR (it contains posix.system, which is not an array)" in text
     assert not (tmp_path / "trace").exists()
 
 
@@ -99,7 +99,9 @@ def test_missing_and_damaged_cifar_files_are_named(tmp_path: Path) -> None:
     file = root / "cifar-10-batches-bin" / "data_batch_4.bin"
     data = file.read_bytes()
     file.write_bytes(data[:-5])
-    assert "data_batch_4.bin is damaged: its 21,506 bytes are no whole number of images" in data_error("cifar10", root)
+    assert "data_batch_4.bin is damaged: its 21,506 bytes are not a whole number of images" in data_error(
+        "cifar10", root
+    )
     file.write_bytes(b"\x0b" + data[1:])
     assert "has a label 11; CIFAR-10 has 0 to 9" in data_error("cifar10", root)
     file.unlink()
@@ -163,9 +165,9 @@ def test_damaged_idx_files_are_named(tmp_path: Path) -> None:
     full = images.read_bytes()
     for data, expected in (
         (full[:-1], "its header says 30x28x28, but it contains 23.5 kB"),
-        (full[:3], "is no idx file of bytes with 3 dimensions"),
+        (full[:3], "is not an idx file of bytes with 3 dimensions"),
         (full[:9], "is damaged"),
-        (b"\0\0\x08\x01" + full[4:], "is no idx file of bytes with 3 dimensions"),
+        (b"\0\0\x08\x01" + full[4:], "is not an idx file of bytes with 3 dimensions"),
         (full[:4] + b"\xff" * 12, "is damaged"),
     ):
         images.write_bytes(data)

@@ -15,6 +15,7 @@ from PIL import Image
 from fl_dist.common.errors import DataError
 from fl_dist.data import datasets, shared_arrays
 from fl_dist.federation.batch_loader import PREFETCH, BatchLoader
+from tests.support.data_files import load_numbers, write_domains, write_image
 from tests.support.requirements import published_path
 from tests.support.waiting import wait_for
 
@@ -32,14 +33,6 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixt
     logger.addHandler(caplog.handler)
     yield caplog
     logger.removeHandler(caplog.handler)
-
-
-def load_numbers(source: Path, calls: list[str], name: str = "x") -> np.ndarray:
-    def build(allocate: shared_arrays.Allocate) -> None:
-        calls.append(name)
-        allocate(name, (3, 4), np.int64)[:] = np.arange(12).reshape(3, 4)
-
-    return shared_arrays.load_or_build("numbers", [source], None, build)[name]
 
 
 class TestArrays:
@@ -108,12 +101,6 @@ class TestArrays:
         assert shared_arrays.list_cache() == []
 
 
-def write_image(file: Path, seed: int, size: tuple[int, int] = (64, 64), mode: str = "RGB") -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
-    Image.fromarray(pixels).convert(mode).save(file)
-
-
 def data_error(name: str, root: Path, **settings: Any) -> str:
     with pytest.raises(DataError) as caught:
         datasets.build(name, {"root": str(root), **settings})
@@ -175,16 +162,7 @@ class TestTinyImageNet:
 
 @pytest.fixture
 def domains(cache: Path, tmp_path: Path) -> Path:
-    """Three domains of two classes, one without images of the second class; images of several shapes."""
-    for d, domain in enumerate(("art", "photo", "sketch")):
-        for c, name in enumerate(("cat", "dog")):
-            if (domain, name) != ("sketch", "dog"):
-                for n in range(4 + d):
-                    suffix = ("jpg", "PNG")[n % 2]
-                    write_image(tmp_path / "PACS" / domain / name / f"{n}.{suffix}", 100 * d + 10 * c + n, (40 + n, 30))
-    (tmp_path / "PACS" / "splits").mkdir()  # archives contain such folders too
-    (tmp_path / "PACS" / "art" / "cat" / "notes.txt").write_text("no image")
-    return tmp_path
+    return write_domains(tmp_path)
 
 
 class TestDomains:

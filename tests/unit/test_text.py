@@ -478,13 +478,13 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("line", "expected"),
         [
-            ("{", "line 2: this is no JSON ("),
-            ("[1]", "line 2: this is no JSON object"),
+            ("{", "line 2: this is not JSON ("),
+            ("[1]", "line 2: this is not a JSON object"),
             ('{"txet": "a"}', "line 2: there is no column 'text'; did you mean 'txet'?"),
-            ('{"text": null}', "row 2: the column 'text' is None, which is no text; remove the row"),
+            ('{"text": null}', "row 2: the column 'text' is None, which is not text; remove the row"),
             ('{"text": ["a"]}', "row 2: the column 'text' is ['a']"),
-            ('{"text": "\\ud800"}', "row 2: the column 'text' is no Unicode text"),
-            ("[" * 100_000, "line 2: this is no JSON ("),
+            ('{"text": "\\ud800"}', "row 2: the column 'text' is not Unicode text"),
+            ("[" * 100_000, "line 2: this is not JSON ("),
         ],
     )
     def test_a_bad_line_is_named(self, line: str, expected: str) -> None:
@@ -509,7 +509,7 @@ class TestErrors:
             path.write_bytes(damaged)
             message = error_of(path=str(path))
             assert path.name in message
-            assert any(words in message for words in ("cannot be read", "is damaged", "is empty", "is no JSON"))
+            assert any(words in message for words in ("cannot be read", "is damaged", "is empty", "is not JSON"))
 
     def test_other_encodings(self) -> None:
         Path("a.txt").write_bytes("für\n".encode("latin-1"))
