@@ -33,7 +33,7 @@ from fl_dist.config.help import KeyInfo, list_keys, summary_of
 from fl_dist.config.schema import Config
 from fl_dist.config.sweep_file import ExtraColumn, Sweep
 from fl_dist.diagnostics import diagnostics
-from fl_dist.metrics.record import markdown_table
+from fl_dist.metrics.keys import markdown_table
 from fl_dist.metrics.summary import MEANINGS
 from launch.cluster import Profile, Resources
 

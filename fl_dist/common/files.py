@@ -6,10 +6,13 @@ import json
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fl_dist.common.errors import DataError
+
+T = TypeVar("T")
 
 
 def sync_folder(path: str | Path) -> None:
@@ -64,15 +67,27 @@ def append_lines(path: Path, entries: list[dict[str, Any]]) -> None:
         file.write(data)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of such a file, none if it does not exist; an unfinished last line does not count."""
-    lines = read_file(path).splitlines(keepends=True) if path.exists() else []
-    return [_parse_line(path, number, line) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
-
-
-def _parse_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def parse_object(text: bytes) -> dict[str, Any] | None:
+    """A JSON object, or None."""
     with contextlib.suppress(ValueError, RecursionError):
-        entry = json.loads(line)
-        if isinstance(entry, dict):
-            return entry
-    raise DataError(f"line {number} of {path} is not a JSON object: it was changed or damaged")
+        value = json.loads(text)
+        return value if isinstance(value, dict) else None
+    return None
+
+
+def parse_lines(path: Path, parse: Callable[[bytes], T | None]) -> tuple[list[T], list[int]]:
+    """What the lines of a file hold, and the numbers of lines that cannot be parsed; no lines if it does not exist.
+
+    An unfinished last line does not count.
+    """
+    lines = read_file(path).splitlines(keepends=True) if path.exists() else []
+    parsed = [(number, parse(line)) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
+    return [value for _, value in parsed if value is not None], [number for number, value in parsed if value is None]
+
+
+def read_lines(path: Path, parse: Callable[[bytes], T | None], content: str) -> list[T]:
+    """The same; DataError if a line is not what its file contains."""
+    values, bad = parse_lines(path, parse)
+    if bad:
+        raise DataError(f"line {bad[0]} of {path} is not {content}: it was changed or damaged")
+    return values

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from fl_dist.common import terminal
-from fl_dist.metrics.record import markdown_table
+from fl_dist.metrics.keys import markdown_table
 
 
 def main(argv: Sequence[str] | None = None) -> int:

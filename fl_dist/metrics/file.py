@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_dist.common.errors import DataError, FlDistError
-from fl_dist.common.files import read_file, write_atomically
+from fl_dist.common.errors import FlDistError
+from fl_dist.common.files import read_file, read_lines, write_atomically
 from fl_dist.common.formatting import pluralize
 from fl_dist.metrics.record import RoundRecord, parse_record
 
@@ -77,9 +77,7 @@ class MetricsFile:
 
 def read_records(file: Path) -> list[RoundRecord]:
     """The records of a run, finished or not; an unfinished last line does not count."""
-    lines = read_file(file).splitlines(keepends=True) if file.exists() else []
-    records = [_parse_line(file, number, line) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
-    kept, repeated = drop_repeated(records)
+    kept, repeated = drop_repeated(read_lines(file, parse_record, "the record of a round"))
     if repeated:
         warnings.warn(describe_repeated(file, repeated), stacklevel=2)
     return kept
@@ -93,13 +91,6 @@ def drop_repeated(records: Sequence[RoundRecord]) -> tuple[list[RoundRecord], in
 
 def describe_repeated(file: Path, repeated: int) -> str:
     return f"{file} has {pluralize(repeated, 'round')} twice, as if two jobs had written at once; the last one counts"
-
-
-def _parse_line(file: Path, number: int, line: bytes) -> RoundRecord:
-    record = parse_record(line)
-    if record is None:
-        raise DataError(f"line {number} of {file} is not the record of a round: it was changed or damaged")
-    return record
 
 
 def _to_lines(records: Sequence[RoundRecord]) -> bytes:

@@ -5,7 +5,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -19,7 +19,7 @@ MAX_LIST = 100
 """Longest list of a diagnostic whose entries become scalars."""
 
 
-class Shown(NamedTuple):
+class Display(NamedTuple):
     """Where a number of the record is shown."""
 
     section: str = ""
@@ -33,14 +33,16 @@ class Shown(NamedTuple):
     unit: str = ""
     scale: float = 1.0
     """From the unit of the record to that of the title."""
-    over_workers: Literal["mean", "max"] | None = None
+    over_workers: Literal["mean", "max"] = "max"
     """How the report combines the values of all workers."""
+    levels: tuple[str, ...] = ()
+    """Of a field with inner values whose names differ between runs: what these names are, in angle brackets."""
 
 
-def field(meaning: str, section: str = "", *, default: Any = ..., **shown: Any) -> Any:
+def field(meaning: str, section: str = "", *, default: Any = ..., **display: Any) -> Any:
     """A field of the record with its meaning and where it is shown; `ge` and other limits as in pydantic."""
-    limits = {key: shown.pop(key) for key in ("ge", "le") if key in shown}
-    extra: Any = {"shown": Shown(section, **shown)}
+    limits = {key: display.pop(key) for key in ("ge", "le") if key in display}
+    extra: Any = {"display": Display(section, **display)}
     return Field(default=default, description=meaning, json_schema_extra=extra, **limits)
 
 
@@ -103,22 +105,10 @@ class WorkerRecord(RecordModel):
         "busy share of the round", default=None, title="busy share of workers", over_workers="mean"
     )
     memory: int | None = field(
-        "host memory in use",
-        default=None,
-        title="memory (GB)",
-        heading=MEMORY_HEADING,
-        unit="B",
-        scale=1e-9,
-        over_workers="max",
+        "host memory in use", default=None, title="memory (GB)", heading=MEMORY_HEADING, unit="B", scale=1e-9
     )
     device_memory: int | None = field(
-        "peak GPU memory",
-        default=None,
-        title="GPU memory (GB)",
-        heading=MEMORY_HEADING,
-        unit="B",
-        scale=1e-9,
-        over_workers="max",
+        "peak GPU memory", default=None, title="GPU memory (GB)", heading=MEMORY_HEADING, unit="B", scale=1e-9
     )
     evaluate: float | None = field("seconds of evaluation, if it took part", default=None, unit="s")
 
@@ -131,7 +121,9 @@ class RoundRecord(RecordModel):
     round: int = field("number of the round, from 1", ge=1)
     time: float | None = field("when the round ended, in Unix seconds", default=None)
     test: Mapping[str, float | None] = field(
-        "the task's metrics on the test set, as `test_<name>`; null if the round was not evaluated", "1_test"
+        "the task's metrics on the test set, as `test_<name>`; null if the round was not evaluated",
+        "1_test",
+        levels=("<metric>",),
     )
     train_loss: float | None = field(
         "mean loss of the clients' local steps, weighted by samples", "2_train", name="loss", default=None
@@ -147,16 +139,19 @@ class RoundRecord(RecordModel):
     server_lr: float | None = field(
         "factor on the mean update in the round", "2_train", title="server learning rate", default=None
     )
-    method: Mapping[str, float] = field("what the algorithm's parts report", "4_method", heading="Method", default={})
+    method: Mapping[str, float] = field(
+        "what the algorithm's parts report", "4_method", heading="Method", levels=("<name>",), default={}
+    )
     spread: Spread | None = field(
         "spread over the round's clients", "5_clients", heading="Spread over clients", default=None
     )
     norms: Norms | None = field("L2 norms of vectors", "6_norms", heading="Norms", default=None)
-    seconds: Seconds = field("seconds per phase", "8_seconds", heading="Seconds of a round")
-    workers: Mapping[str, WorkerRecord] = field("by rank, what it did", "9_workers", default={})
+    seconds: Seconds = field("seconds per phase", "8_seconds", heading="Seconds of a round", unit="s")
+    workers: Mapping[str, WorkerRecord] = field("by rank, what it did", "9_workers", levels=("<rank>",), default={})
     diagnostics: Mapping[str, Mapping[str, Any]] | None = field(
         "by label, what was measured; lists of up to 100 numbers become one scalar per entry",
         "3_diagnostics",
+        levels=("<label>", "<value>"),
         default=None,
     )
 
@@ -192,10 +187,10 @@ class RoundRecord(RecordModel):
 
         `validation`: over the clients' own validation rows, if there are any.
         """
-        took = {"evaluate": round(seconds, 6)}
+        duration = {"evaluate": round(seconds, 6)}
         workers = {str(rank): self.workers.get(str(rank), WorkerRecord()) for rank in range(ranks)}
-        evaluated = {rank: worker.model_copy(update=took) for rank, worker in workers.items()}
-        changes = {"seconds": self.seconds.model_copy(update=took), "workers": {**self.workers, **evaluated}}
+        evaluated = {rank: worker.model_copy(update=duration) for rank, worker in workers.items()}
+        changes = {"seconds": self.seconds.model_copy(update=duration), "workers": {**self.workers, **evaluated}}
         return self._with_validation(validation).model_copy(update={"test": {**self.test, **metrics}, **changes})
 
     def without_test(self) -> "RoundRecord":
@@ -215,33 +210,20 @@ class RoundRecord(RecordModel):
         """Every number by the name it has on W&B and TensorBoard."""
         found: dict[str, float] = {}
         for name, info in type(self).model_fields.items():
-            shown, value = shown_as(info), getattr(self, name)
-            if shown.section:
-                value = len(value) if name == "dropped" else value
-                own = (shown.name or name,) if isinstance(value, int | float) else ()
-                found |= {"/".join((shown.section, *own, *path)): number for path, number in _numbers(value)}
+            if display_of(info).section:
+                value = getattr(self, name)
+                value = len(value) if isinstance(value, list) else value
+                found |= {self.dashboard_name(name, *path): number for path, number in _numbers(value)}
         return found
+
+    @classmethod
+    def dashboard_name(cls, name: str, *path: str) -> str:
+        """The name on W&B and TensorBoard of a field, or of a value inside it."""
+        display = display_of(cls.model_fields[name])
+        return "/".join((display.section, *(path or (display.name or name,))))
 
 
 NOT_EVALUATED: Mapping[str, float | None] = {"loss": None, "accuracy": None}
-
-
-class Cost(NamedTuple):
-    """A unit in which a round can be paid for."""
-
-    label: str
-    """Label of an axis."""
-    of: Callable[[RoundRecord], float | None]
-    """None if the record does not say."""
-
-
-COSTS = {
-    "rounds": Cost("round", lambda record: 1),
-    "gigabytes": Cost("sent to and from clients (GB)", lambda record: (record.bytes_down + record.bytes_up) / 1e9),
-    "passes": Cost("passes", lambda record: _add(record.forwards, record.backwards)),
-    "minutes": Cost("minutes", lambda record: record.seconds.total / 60),
-    "local_minutes": Cost("minutes of local training", lambda record: record.seconds.local / 60),
-}
 
 
 def parse_record(line: bytes) -> RoundRecord | None:
@@ -258,71 +240,13 @@ def _parse_int(text: str) -> int:
     return value
 
 
-def shown_as(info: FieldInfo) -> Shown:
+def display_of(info: FieldInfo) -> Display:
     """Where a field of the record is shown."""
     extra = info.json_schema_extra
     assert isinstance(extra, dict)
-    shown: Any = extra["shown"]
-    assert isinstance(shown, Shown)
-    return shown
-
-
-class KeyInfo(NamedTuple):
-    key: str
-    """Path in `metrics.jsonl`, with dots; what differs between runs is in angle brackets."""
-    dashboard: str
-    """Name on W&B and TensorBoard; empty: not there."""
-    meaning: str
-
-
-def list_keys() -> Iterator[KeyInfo]:
-    """Every key of `metrics.jsonl`."""
-    for name, info in RoundRecord.model_fields.items():
-        shown = shown_as(info)
-        inner = _INNER.get(name)
-        if inner is None:
-            place = f"{shown.section}/{shown.name or _leaf(name)}" if shown.section else ""
-            yield KeyInfo(_placeholder(name), place, f"{info.description}{_unit(shown)}")
-            continue
-        prefix, path = (f"{name}.<rank>", f"{shown.section}/<rank>") if name == "workers" else (name, shown.section)
-        for part, about in inner.model_fields.items():
-            meaning = f"{about.description}{_unit(shown_as(about)) or (' (s)' if name == 'seconds' else '')}"
-            yield KeyInfo(f"{prefix}.{part}", f"{path}/{part}", meaning)
-
-
-def markdown_table() -> str:
-    """Every field of the record, for the documentation."""
-    lines = ["| in `metrics.jsonl` | on W&B and TensorBoard | meaning |", "|---|---|---|"]
-    for key, place, meaning in list_keys():
-        lines.append(f"| `{key}` | {f'`{place}`' if place else ''} | {meaning} |")
-    return "\n".join(lines)
-
-
-_INNER: dict[str, type[RecordModel]] = {
-    "spread": Spread,
-    "norms": Norms,
-    "seconds": Seconds,
-    "workers": WorkerRecord,
-}
-_PLACEHOLDERS = {"test": "<metric>", "method": "<name>", "diagnostics": "<label>/<value>"}
-
-
-def _placeholder(name: str) -> str:
-    if name == "test":
-        return f"{TEST}<metric>"
-    return f"{name}.{_PLACEHOLDERS[name].replace('/', '.')}" if name in _PLACEHOLDERS else name
-
-
-def _leaf(name: str) -> str:
-    return _PLACEHOLDERS.get(name, name)
-
-
-def _unit(shown: Shown) -> str:
-    return f" ({shown.unit})" if shown.unit else ""
-
-
-def _add(first: int | None, second: int | None) -> int | None:
-    return None if first is None or second is None else first + second
+    display: Any = extra["display"]
+    assert isinstance(display, Display)
+    return display
 
 
 def _numbers(value: Any, path: tuple[str, ...] = (), in_plot: bool = False) -> Iterator[tuple[tuple[str, ...], float]]:

@@ -12,6 +12,8 @@ from fl_dist.metrics.record import RoundRecord
 from fl_dist.tasks import PrimaryMetric
 
 Summary = dict[str, Any]
+Scores = list[tuple[int, float]]
+"""Rounds with their primary metric."""
 MOSTLY_IDLE = 0.5
 """A dedicated server that is busy for a smaller share of the time could train too."""
 MEANINGS = {
@@ -37,18 +39,28 @@ MEANINGS = {
 
 def summarize(records: Sequence[RoundRecord], window: int, metric: PrimaryMetric, finished: bool) -> Summary:
     """Mean and sample deviation of the metric over the last `window` rounds, its last and best value; totals."""
-    scores = [(r.round, r.test.get(metric.name)) for r in records]
-    known = [(index, score) for index, score in scores if score is not None and math.isfinite(score)]
+    scores = finite_scores(records, metric)
     return {
         "finished": finished,
         "rounds": records[-1].round if records else 0,
         "metric": metric.name,
-        **(_scores(known, records[-1].round - window, metric) if known else {}),
+        **(_summarize_scores(scores, records[-1].round - window, metric) if scores else {}),
         "bytes": sum(r.bytes_down + r.bytes_up for r in records),
         "seconds": sum(r.seconds.total for r in records),
         "seconds_of_diagnostics": sum(r.seconds.diagnostics or 0.0 for r in records),
         "dropped": sum(len(r.dropped) for r in records),
     }
+
+
+def finite_scores(records: Sequence[RoundRecord], metric: PrimaryMetric) -> Scores:
+    """Of the rounds that were evaluated."""
+    scores = [(record.round, record.test.get(metric.name)) for record in records]
+    return [(index, score) for index, score in scores if score is not None and math.isfinite(score)]
+
+
+def last_scores(scores: Scores, after: int) -> list[float]:
+    """Those after a round; the last one if there are none."""
+    return [score for index, score in scores if index > after] or [scores[-1][1]]
 
 
 def server_load(records: Sequence[RoundRecord]) -> Summary:
@@ -70,8 +82,8 @@ def _evaluation_seconds(record: RoundRecord | None) -> float:
     return max((worker.evaluate for worker in workers if worker.evaluate is not None), default=0.0)
 
 
-def _scores(scores: list[tuple[int, float]], before: int, metric: PrimaryMetric) -> Summary:
-    tail = [score for index, score in scores if index > before] or [scores[-1][1]]
+def _summarize_scores(scores: Scores, after: int, metric: PrimaryMetric) -> Summary:
+    tail = last_scores(scores, after)
     best = (max if metric.best == "max" else min)(scores, key=lambda pair: pair[1])
     return {
         f"final_{metric.name}_mean": statistics.fmean(tail),
@@ -124,9 +136,14 @@ def _score_lines(summary: Summary, metric: PrimaryMetric) -> list[str]:
 
 
 def _final(summary: Summary, metric: PrimaryMetric) -> str:
+    rounds = summary[f"final_{metric.name}_rounds"]
+    about = "the last evaluated round" if rounds == 1 else f"mean ± std of {rounds} rounds"
+    return f"{format_final_score(summary, metric)}   ({about})"
+
+
+def format_final_score(summary: Summary, metric: PrimaryMetric) -> str:
+    """The mean over the last rounds and, of several, their deviation."""
     mean, std, rounds = (summary[f"final_{metric.name}_{key}"] for key in ("mean", "std", "rounds"))
-    if rounds == 1:
-        return f"{metric.format(mean)}   (the last evaluated round)"
     unit = " %" if metric.percent else ""
-    both = f"{metric.format(mean).removesuffix(unit)} ± {metric.format(std).removesuffix(unit)}{unit}"
-    return f"{both}   (mean ± std of {rounds} rounds)"
+    spread = f" ± {metric.format(std).removesuffix(unit)}" if rounds > 1 else ""
+    return f"{metric.format(mean).removesuffix(unit)}{spread}{unit}"

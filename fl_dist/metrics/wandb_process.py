@@ -152,8 +152,9 @@ def _open(folder: Path, settings: dict[str, Any]) -> Any:
     )
     run.define_metric("round", hidden=True)
     run.define_metric("*", step_metric="round")
-    metric = f"1_test/{settings['primary_metric']['name']}"
-    run.define_metric(metric, step_metric="round", summary=f"{settings['primary_metric']['best']},last")
+    primary = settings["primary_metric"]
+    metric = RoundRecord.dashboard_name("test", primary["name"])
+    run.define_metric(metric, step_metric="round", summary=f"{primary['best']},last")
     return run
 
 
@@ -178,7 +179,7 @@ class Plots:
             file = self._file(f"{label}-{record.round}")
             with contextlib.suppress(Exception):  # diagnostics may be the user's own, and hold anything
                 if surfaces.draw({self._folder.name: [{"values": values}]}, file):
-                    images[f"3_diagnostics/{label}"] = _image(file)
+                    images[record.dashboard_name("diagnostics", label)] = _image(file)
         return images
 
     def _draw_clients(self) -> dict[str, Any]:
@@ -189,7 +190,7 @@ class Plots:
         if counts is None:
             return {}
         clients.draw(np.array(counts), file, self._folder.name)
-        return {"5_clients/classes": _image(file)}
+        return {RoundRecord.dashboard_name("clients", "classes"): _image(file)}
 
     def _file(self, name: str) -> Path:
         return self._folder / "wandb" / "pictures" / f"{name}.png"

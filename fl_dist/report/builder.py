@@ -9,6 +9,7 @@ from fl_dist.report.figures import Curve, Figure, make_style
 from fl_dist.report.run_reader import RunGroup, RunSnapshot
 from fl_dist.report.series import Line, Points, SeriesCache, cost_axes, over_seeds
 from fl_dist.report.tables import text
+from fl_dist.results.collect import common_metric
 from fl_dist.results.table import build_table
 from fl_dist.tasks import PrimaryMetric
 
@@ -31,8 +32,7 @@ class Panel(NamedTuple):
 
     @property
     def primary_metric(self) -> PrimaryMetric:
-        results = [run.result for _, runs in self.cells() for run in runs]
-        return next((result.primary_metric for result in results if result.records), results[0].primary_metric)
+        return common_metric([run.result for _, runs in self.cells() for run in runs])
 
 
 class ReportBuilder:

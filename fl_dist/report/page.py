@@ -12,7 +12,7 @@ from typing import Any
 from fl_dist import __version__
 from fl_dist.common.errors import UserError
 from fl_dist.common.formatting import pluralize
-from fl_dist.metrics.record import COSTS
+from fl_dist.metrics.costs import COSTS
 from fl_dist.report.builder import ReportBuilder
 from fl_dist.report.figures import DARK_COLOURS
 from fl_dist.report.run_reader import RunSource

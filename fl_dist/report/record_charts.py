@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
-from fl_dist.metrics.record import RecordModel, RoundRecord, Shown, WorkerRecord, shown_as
+from fl_dist.metrics.record import Display, RecordModel, RoundRecord, WorkerRecord, display_of
 from fl_dist.report import tables
 from fl_dist.report.builder import Panel, Part, ReportBuilder, Section, charts, heading, html, section
 from fl_dist.report.figures import Curve, line_chart
@@ -21,22 +21,22 @@ class ChartField(NamedTuple):
     """A field that the report shows."""
 
     name: str
-    shown: Shown
+    display: Display
     of_workers: bool
 
     def values(self, record: RoundRecord) -> Iterator[tuple[str, float]]:
         """Title and value of each of its charts."""
         value = self._combine_workers(record) if self.of_workers else getattr(record, self.name)
         value = value.to_json() if isinstance(value, RecordModel) else len(value) if isinstance(value, list) else value
-        inner = value if isinstance(value, Mapping) else {self.shown.title: value}
+        inner = value if isinstance(value, Mapping) else {self.display.title: value}
         for title, number in inner.items():
             if (known := finite_or_none(number)) is not None:
-                yield title, self.shown.scale * known
+                yield title, self.display.scale * known
 
     def _combine_workers(self, record: RoundRecord) -> float | None:
         values = [finite_or_none(getattr(worker, self.name)) for worker in record.workers.values()]
         known = [value for value in values if value is not None]
-        return COMBINE[self.shown.over_workers or "max"](known) if known else None
+        return COMBINE[self.display.over_workers](known) if known else None
 
 
 class Chart(NamedTuple):
@@ -48,14 +48,14 @@ class Chart(NamedTuple):
 @cache
 def chart_fields(record: type[RoundRecord]) -> list[ChartField]:
     """Those with a heading of their own first; then as W&B and TensorBoard sort their sections."""
-    own = [ChartField(name, shown_as(info), False) for name, info in record.model_fields.items()]
-    section = shown_as(record.model_fields["workers"]).section
+    own = [ChartField(name, display_of(info), False) for name, info in record.model_fields.items()]
+    section = display_of(record.model_fields["workers"]).section
     workers = [
-        ChartField(name, shown_as(info)._replace(section=section), True)
+        ChartField(name, display_of(info)._replace(section=section), True)
         for name, info in WorkerRecord.model_fields.items()
     ]
-    fields = [field for field in own + workers if field.shown.title or field.shown.heading]
-    return sorted(fields, key=lambda field: (not field.shown.heading, field.shown.section))
+    fields = [field for field in own + workers if field.display.title or field.display.heading]
+    return sorted(fields, key=lambda field: (not field.display.heading, field.display.section))
 
 
 def values(builder: ReportBuilder) -> Section | None:
@@ -89,7 +89,7 @@ def _series(run: RunSnapshot) -> dict[Chart, Points]:
     for record in run.records:
         for order, field in enumerate(chart_fields(type(record))):
             for title, value in field.values(record):
-                series.setdefault(Chart(order, field.shown.heading or ROUND, title), {})[record.round] = value
+                series.setdefault(Chart(order, field.display.heading or ROUND, title), {})[record.round] = value
     return series
 
 

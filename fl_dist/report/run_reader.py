@@ -1,33 +1,23 @@
 """Run folders as plain data, whatever they hold at this moment; what cannot be read is described as a problem."""
 
 import contextlib
-import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fl_dist.common.errors import ConfigError, error_message
-from fl_dist.common.files import read_file
+from fl_dist.common.files import parse_lines, parse_object, read_file
 from fl_dist.common.formatting import pluralize, shorten
 from fl_dist.config import read_recorded_config
 from fl_dist.metrics.file import describe_repeated, drop_repeated
 from fl_dist.metrics.record import RoundRecord, parse_record
 from fl_dist.plots.base import distinct_names
 from fl_dist.results.collect import ACCURACY, Collection, RunResult, collect
-from fl_dist.storage.run_folder import (
-    ATTEMPTS,
-    CLIENTS,
-    CONFIG,
-    DIAGNOSTICS,
-    METRICS,
-    MODEL,
-    RUN_INFO,
-    find_runs,
-    is_locked,
-)
+from fl_dist.storage.folder_lock import is_locked
+from fl_dist.storage.run_folder import ATTEMPTS, CLIENTS, CONFIG, DIAGNOSTICS, METRICS, MODEL, RUN_INFO, find_runs
 
 T = TypeVar("T")
 FILES = (CONFIG, METRICS, MODEL, RUN_INFO, CLIENTS, ATTEMPTS, DIAGNOSTICS)
@@ -164,7 +154,7 @@ def _read_run(result: RunResult, name: str, fingerprint: Fingerprint) -> RunSnap
         problems.append(error_message(e))
         result.primary_metric, result.finished = ACCURACY, False
     _ = result.scores  # cached for all copies of the result
-    later = _parse_lines(path / DIAGNOSTICS, _parse_object, problems)
+    later = _parse_lines(path / DIAGNOSTICS, parse_object, problems)
     return RunSnapshot(
         result,
         name,
@@ -172,7 +162,7 @@ def _read_run(result: RunResult, name: str, fingerprint: Fingerprint) -> RunSnap
         config=config,
         last_change=_last_change(path / METRICS, result.records),
         clients=_read_clients(path / CLIENTS, problems),
-        attempts=_parse_lines(path / ATTEMPTS, _parse_object, problems),
+        attempts=_parse_lines(path / ATTEMPTS, parse_object, problems),
         diagnostics=_merge_diagnostics(result.records, later, mapping_or_empty(config.get("diagnostics"))),
         problems=[*dict.fromkeys(problems)],
         fingerprint=fingerprint,
@@ -189,11 +179,9 @@ def _state(result: RunResult) -> str:
 
 def _read_config(file: Path, problems: list[str]) -> dict[str, Any]:
     """Empty if there is none: the run's state says so already."""
-    try:
+    with _add_errors(problems):
         return mapping_or_empty(read_recorded_config(file)) if file.exists() else {}
-    except (ValueError, OSError) as e:
-        problems.append(error_message(e))
-        return {}
+    return {}
 
 
 def _read_records(file: Path, problems: list[str]) -> list[RoundRecord]:
@@ -205,29 +193,21 @@ def _read_records(file: Path, problems: list[str]) -> list[RoundRecord]:
 
 def _parse_lines(file: Path, parse: Callable[[bytes], T | None], problems: list[str]) -> list[T]:
     """What every line holds; a last line that is still being written does not count."""
-    lines = [line for line in _read_bytes(file, problems).splitlines(keepends=True) if line.endswith(b"\n")]
-    parsed = [parse(line) for line in lines]
-    if bad := [number for number, value in enumerate(parsed, 1) if value is None]:
+    values, bad = list[T](), list[int]()
+    with _add_errors(problems):
+        values, bad = parse_lines(file, parse)
+    if bad:
         problems.append(f"{pluralize(len(bad), 'line')} of {file.name} cannot be read, the first is line {bad[0]:,}")
-    return [value for value in parsed if value is not None]
+    return values
 
 
-def _parse_object(text: bytes) -> dict[str, Any] | None:
-    with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(text)
-        return value if isinstance(value, dict) else None
-    return None
-
-
-def _read_bytes(file: Path, problems: list[str]) -> bytes:
-    """Nothing, if there is no such file."""
+@contextlib.contextmanager
+def _add_errors(problems: list[str]) -> Iterator[None]:
+    """An error of a file or of its content is a problem of the run."""
     try:
-        return read_file(file)
-    except FileNotFoundError:
-        return b""
-    except OSError as e:
+        yield
+    except (ValueError, OSError) as e:
         problems.append(error_message(e))
-        return b""
 
 
 def _last_change(file: Path, records: Sequence[RoundRecord]) -> float | None:
@@ -242,8 +222,9 @@ def _last_change(file: Path, records: Sequence[RoundRecord]) -> float | None:
 
 def _read_clients(file: Path, problems: list[str]) -> dict[str, Any]:
     """Sizes and, if there are any, counts of classes, as many as there are clients."""
-    data = _read_bytes(file, problems)
-    content = _parse_object(data) if data else {}
+    content: dict[str, Any] | None = {}
+    with _add_errors(problems):
+        content = parse_object(read_file(file)) if file.exists() else {}
     if content is None:
         problems.append(f"{file.name} cannot be read")
         return {}

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from fl_dist.common.formatting import pluralize
-from fl_dist.metrics.record import COSTS, TEST, RoundRecord
+from fl_dist.metrics.costs import COSTS
+from fl_dist.metrics.record import TEST, RoundRecord
 from fl_dist.report import figures, tables
 from fl_dist.report.builder import Panel, Part, ReportBuilder, Section, charts, choice, heading, html, section
 from fl_dist.report.diagnostic_charts import diagnostics

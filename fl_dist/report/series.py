@@ -2,10 +2,10 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
-from fl_dist.metrics.record import COSTS, RoundRecord
+from fl_dist.metrics.costs import COSTS, cumulative_costs
+from fl_dist.metrics.record import RoundRecord
 from fl_dist.report.run_reader import RunSnapshot, finite_or_none
 
 T = TypeVar("T")
@@ -100,17 +100,7 @@ def cost_axes(runs: Sequence[RunSnapshot]) -> dict[str, list[float]]:
     rounds = sorted({*common[::step], *common[-1:]})
     axes = {"rounds": [*map(float, rounds)]}
     for cost in COSTS:
-        totals = [_cumulative_cost(run.records, cost) for run in runs]
-        known = [total for total in totals if total is not None]
-        if cost != "rounds" and len(known) == len(runs):
-            axes[cost] = [float(f"{statistics.fmean(total[index] for total in known):.6g}") for index in rounds]
+        totals = [cumulative_costs(run.records, cost) for run in runs]
+        if cost != "rounds" and all(run.result.last_round in total for run, total in zip(runs, totals, strict=True)):
+            axes[cost] = [float(f"{statistics.fmean(total[index] for total in totals):.6g}") for index in rounds]
     return axes
-
-
-def _cumulative_cost(records: Sequence[RoundRecord], cost: str) -> Points | None:
-    """What the rounds up to each cost together; None if some record does not say."""
-    costs = [COSTS[cost].of(record) for record in records]
-    known = [value for value in costs if value is not None]
-    if len(known) < len(costs):
-        return None
-    return dict(zip((record.round for record in records), accumulate(known), strict=True))

@@ -9,7 +9,7 @@ from typing import Any
 
 from fl_dist.common.formatting import format_bytes, format_duration, pluralize, shorten
 from fl_dist.common.yaml_reader import to_yaml
-from fl_dist.metrics.summary import Summary, summarize
+from fl_dist.metrics.summary import Summary, format_final_score, summarize
 from fl_dist.report.run_reader import RunSnapshot, finite_or_none, mapping_or_empty
 from fl_dist.results.collect import settings_of
 from fl_dist.results.render import format_rows
@@ -71,12 +71,9 @@ def _scores(summary: Summary, metric: PrimaryMetric) -> tuple[str, str]:
     name = metric.name
     if f"last_{name}" not in summary:
         return NO_RUN, NO_RUN
-    mean, std, best = (summary[key] for key in (f"final_{name}_mean", f"final_{name}_std", f"best_{name}"))
-    unit = " %" if metric.percent else ""
-    spread = f" ± {metric.format(std).removesuffix(unit)}" if summary[f"final_{name}_rounds"] > 1 else ""
-    final = f"{metric.format(mean).removesuffix(unit)}{spread}{unit}{'' if summary['finished'] else '*'}"
+    final = f"{format_final_score(summary, metric)}{'' if summary['finished'] else '*'}"
     suffix = "" if name == "accuracy" else f'<span class="note"> {text(name)}</span>'
-    return f"<b>{final}</b>{suffix}", f"{metric.format(best)} ({summary['best_round']:,})"
+    return f"<b>{final}</b>{suffix}", f"{metric.format(summary[f'best_{name}'])} ({summary['best_round']:,})"
 
 
 def _names(config: dict[str, Any]) -> list[str]:

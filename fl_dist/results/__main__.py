@@ -11,7 +11,7 @@ from functools import partial
 
 from fl_dist.common import terminal
 from fl_dist.common.terminal import parse_int_at_least
-from fl_dist.metrics.record import COSTS
+from fl_dist.metrics.costs import COSTS
 from fl_dist.results.arguments import NUMBER_KEYS, SUFFIXES, add_run_arguments
 
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from fl_dist.common.paths import expand_path
-from fl_dist.metrics.record import list_keys
+from fl_dist.metrics.keys import list_keys
 
 SUFFIXES = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
 """Formats of a table, by the name of the file."""

@@ -1,6 +1,5 @@
 """Runs with their places in a table: from a sweep's file, or from folders whose configurations differ."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -8,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from fl_dist.common.errors import ConfigError, DataError, error_message
-from fl_dist.common.files import read_lines
+from fl_dist.common.files import parse_object, read_lines
 from fl_dist.common.formatting import shorten, suggest
 from fl_dist.common.paths import expand_path
 from fl_dist.config import LAYOUT_KEYS, read_recorded_config
 from fl_dist.config.comparison import flatten_keys
 from fl_dist.config.sweep_file import Sweep
 from fl_dist.config.sweeps import COLUMN, LIST, ROW, SweepRun, axis_names, matches_any, read_sweep
+from fl_dist.metrics.costs import cumulative_costs
 from fl_dist.metrics.file import read_records
-from fl_dist.metrics.record import COSTS, RoundRecord
+from fl_dist.metrics.record import RoundRecord
+from fl_dist.metrics.summary import Scores, finite_scores
 from fl_dist.storage.run_folder import CONFIG, DIAGNOSTICS, METRICS, RunFolder, find_runs
 from fl_dist.tasks import PrimaryMetric
 
@@ -67,13 +68,16 @@ class RunResult:
     def diagnostics(self) -> list[Mapping[str, Any]]:
         """The values of all diagnostics, by increasing round: of its records, then those measured later."""
         values = [values for record in self.records for values in (record.diagnostics or {}).values()]
-        return values + [entry["values"] for entry in read_lines(self.path / DIAGNOSTICS)]
+        later = read_lines(self.path / DIAGNOSTICS, parse_object, "a JSON object")
+        return values + [entry["values"] for entry in later]
 
     @cached_property
-    def scores(self) -> list[tuple[int, float]]:
-        """Round and primary metric, of the rounds that were evaluated."""
-        scores = [(record.round, record.test.get(self.primary_metric.name)) for record in self.records]
-        return [(index, score) for index, score in scores if score is not None and math.isfinite(score)]
+    def scores(self) -> Scores:
+        return finite_scores(self.records, self.primary_metric)
+
+    def start_of_window(self, final_window: int | None) -> int:
+        """The round before its last ones, over which its final score is a mean."""
+        return self.last_round - (final_window or self.final_window)
 
     def numbers(self, key: str, after: int = 0) -> list[float | None]:
         """The values under a dotted key, in the rounds that have it; None: it could not be measured."""
@@ -88,13 +92,17 @@ class RunResult:
             raise ConfigError(f"{key} in {self.path / METRICS} is {shorten(repr(value))}, not a number")
         return [value]
 
-    def cost_until(self, last_round: int, cost: str) -> float:
-        """What the rounds up to this one cost."""
-        costs = [COSTS[cost].of(record) for record in self.records if record.round <= last_round]
-        known = [value for value in costs if value is not None]
-        if len(known) < len(costs):
+    def costs_until(self, rounds: Iterable[int], cost: str) -> list[float]:
+        """What all rounds up to each of these cost together."""
+        totals = cumulative_costs(self.records, cost)
+        if not totals.keys() >= {*rounds}:
             raise DataError(f"{self.path / METRICS} lacks the {cost} of some rounds; choose another cost")
-        return sum(known)
+        return [totals[index] for index in rounds]
+
+
+def common_metric(runs: Sequence[RunResult]) -> PrimaryMetric:
+    """That of the first run with records; without any, the default."""
+    return next((run.primary_metric for run in runs if run.records), runs[0].primary_metric)
 
 
 @dataclass

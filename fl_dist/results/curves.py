@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_dist.metrics.record import COSTS
+from fl_dist.metrics.costs import COSTS
 from fl_dist.results.collect import Collection, RunResult
 from fl_dist.results.panels import draw_panels, label_panel, line_style
 
@@ -36,8 +36,9 @@ def _draw_panel(panel: "Axes", cells: dict[str, list[RunResult]], column: str, a
         common = sorted(set.intersection(*({index for index, _ in run.scores} for run in runs)))
         scores = [dict(run.scores) for run in runs]
         values = [[scale * run[index] for run in scores] for index in common]
-        x = [statistics.fmean(_position(run, against, index) for run in runs) for index in common]
-        line.set_data(x, [statistics.fmean(v) for v in values])
+        positions = [common if against == "rounds" else run.costs_until(common, against) for run in runs]
+        x = [*map(statistics.fmean, zip(*positions, strict=True))]
+        line.set_data(x, [*map(statistics.fmean, values)])
         if len(runs) > 1:
             low, high = [min(v) for v in values], [max(v) for v in values]
             panel.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -46,7 +47,3 @@ def _draw_panel(panel: "Axes", cells: dict[str, list[RunResult]], column: str, a
     metric = next(run.primary_metric for runs in cells.values() for run in runs)
     label_panel(panel, column, COSTS[against].label, metric)
     panel.set_xlim(left=0)
-
-
-def _position(run: RunResult, against: str, index: int) -> float:
-    return float(index) if against == "rounds" else run.cost_until(index, against)

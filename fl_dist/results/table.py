@@ -11,7 +11,8 @@ from pathlib import Path
 from fl_dist.common.errors import ConfigError
 from fl_dist.common.formatting import pluralize, shorten
 from fl_dist.config.sweep_file import ExtraColumn, TableSettings
-from fl_dist.results.collect import Collection, RunResult
+from fl_dist.metrics.summary import last_scores
+from fl_dist.results.collect import Collection, RunResult, common_metric
 from fl_dist.tasks import PrimaryMetric
 
 PUBLISHED = ("sweep", "row", "column", "measure", "value", "std")
@@ -79,8 +80,7 @@ def build_table(
     collection: Collection, table: TableSettings, costs: Sequence[str], published: Path | None
 ) -> ResultsTable:
     """Every row and column of the runs, by the sweep's table."""
-    runs = collection.runs
-    metric = next((run.primary_metric for run in runs if run.records), runs[0].primary_metric)
+    metric = common_metric(collection.runs)
     targets = [target for column in collection.columns for target in table.targets_of(column)]
     if metric.percent and (high := [target for target in targets if target > 1]):
         raise ConfigError(f"a target of {high[0]:g} is beyond all: write 0.8 for 80 %")
@@ -177,12 +177,12 @@ def summarize(
 def _value(run: RunResult, measure: Measure, table: TableSettings) -> float | None:
     if measure.cost is not None:
         last = run.last_round if measure.target is None else first_round_reaching(run, measure.target)
-        return None if last is None else run.cost_until(last, measure.cost)
+        return None if last is None else run.costs_until([last], measure.cost)[0]
     if measure.also is None:
         return final_score(run, table)
     numbers, over = run.numbers(measure.also.key), measure.also.over
     if over == "final_window":
-        numbers = run.numbers(measure.also.key, after=run.last_round - (table.final_window or run.final_window))
+        numbers = run.numbers(measure.also.key, after=run.start_of_window(table.final_window))
     values = [value for value in (numbers[-1:] if over == "last" else numbers) if value is not None]
     return statistics.fmean(values) if values else None
 
@@ -197,8 +197,7 @@ def final_score(run: RunResult, table: TableSettings) -> float | None:
 
 
 def _final_scores(run: RunResult, table: TableSettings) -> list[float]:
-    before = run.last_round - (table.final_window or run.final_window)
-    return [score for index, score in run.scores if index > before] or [run.scores[-1][1]]
+    return last_scores(run.scores, after=run.start_of_window(table.final_window))
 
 
 def _spread_over_rounds(runs: Sequence[RunResult], table: TableSettings) -> float | None:

@@ -22,7 +22,7 @@ import pytest
 
 from fl_dist.callbacks.wandb import WandbMirror
 from fl_dist.config import load
-from fl_dist.metrics.record import list_keys
+from fl_dist.metrics.keys import list_keys
 from fl_dist.metrics.summary import MEANINGS
 from fl_dist.metrics.wandb_process import FINISH_SECONDS, IGNORED_SIGNALS
 from fl_dist.tasks.classification import Classification

@@ -25,7 +25,7 @@ from fl_dist.common.registry import Registry
 from fl_dist.config import BUILDER_SECTIONS, validate
 from fl_dist.config.sweeps import read_sweep
 from fl_dist.diagnostics import diagnostics
-from fl_dist.metrics.record import markdown_table
+from fl_dist.metrics.keys import markdown_table
 from fl_dist.metrics.summary import MEANINGS
 from tests.support.processes import ROOT
 from tests.support.snippets import DOCUMENTS, Snippet, create_workspace, snippets

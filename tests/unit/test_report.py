@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dist.metrics.record import VALIDATION, Norms, RoundRecord, Seconds, Spread, WorkerRecord, field, shown_as
+from fl_dist.metrics.record import VALIDATION, Norms, RoundRecord, Seconds, Spread, WorkerRecord, display_of, field
 from fl_dist.report.record_charts import chart_fields
 from fl_dist.report.run_reader import RunSource
 from fl_dist.report.series import Line, downsample, over_seeds
@@ -204,7 +204,7 @@ class TestPage:
         values = section_html(render_data(folder), "values")
         titles = []
         for model in (RoundRecord, WorkerRecord):
-            data = [shown_as(info) for info in model.model_fields.values()]
+            data = [display_of(info) for info in model.model_fields.values()]
             titles += [word for field in data for word in (field.title, field.heading) if word]
         for model in (Spread, Norms, Seconds):
             titles += model.model_fields
@@ -217,7 +217,7 @@ class TestPage:
 
         record = Extended.from_json(round_record(1) | {"steps": 4000, "energy": {"gpu": 2.5}})
         charts = {
-            (chart.shown.heading, title): value
+            (chart.display.heading, title): value
             for chart in chart_fields(Extended)
             for title, value in chart.values(record)
         }

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fl_dist.main import main as train
-from fl_dist.metrics.record import list_keys
+from fl_dist.metrics.keys import list_keys
 from fl_dist.report.__main__ import main as report
 from fl_dist.results.__main__ import main, parser
 from fl_dist.results.collect import collect
