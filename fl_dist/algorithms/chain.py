@@ -81,7 +81,7 @@ class Algorithm:
     def oracle(self, grad: Oracle, s: Vars, i: Vars, r: Round, checked: bool = False) -> Oracle:
         """The direction of the whole chain as a function of the weights; `checked`: whether parts keep the contract."""
         for part in self._directions:
-            grad = _nest_checked(part, grad, s, self._view(i, part), r) if checked else _nest(part, grad, s, i, r)
+            grad = _nest(part, grad, s, self._view(i, part) if checked else i, r, checked)
         return grad
 
     def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, tuple[Tensor, float]]:
@@ -155,9 +155,9 @@ class Algorithm:
         return " + ".join(part_name(p) for p in self.parts) or "average"
 
 
-def _nest(part: Part, grad: Oracle, s: Vars, i: Vars, r: Round) -> Oracle:
-    return lambda w: part.direction(w, grad, s, i, r)
+def _nest(part: Part, grad: Oracle, s: Vars, i: Vars, r: Round, checked: bool) -> Oracle:
+    def direction(w: Tensor) -> Tensor:
+        v = part.direction(w, grad, s, i, r)
+        return require_vector_like(describe_hook(part, "direction"), v, s.x) if checked else v
 
-
-def _nest_checked(part: Part, grad: Oracle, s: Vars, i: Vars, r: Round) -> Oracle:
-    return lambda w: require_vector_like(describe_hook(part, "direction"), part.direction(w, grad, s, i, r), s.x)
+    return direction

@@ -82,8 +82,8 @@ def _check_other_uploads(chain: tuple[Part, ...]) -> None:
 
 
 def _check_published(chain: tuple[Part, ...]) -> None:
-    kept = {"x"}.union(*(part.server for part in chain))
+    available = {"x"}.union(*(part.server for part in chain))
     for part in chain:
         for name in part.published:
-            if name not in kept:
+            if name not in available:
                 raise ChainError(f"part {part_name(part)} needs the server variable {name!r}, which no part keeps")

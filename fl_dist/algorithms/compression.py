@@ -48,9 +48,9 @@ class FeedbackCompression(Compression):
     def upload(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> Tensor:
         if not self.feedback:
             return super().upload(delta, s, i, r)
-        wanted = delta + i.residual
-        sent = self.compress(wanted, r)
-        i.residual = wanted.sub_(sent)
+        target = delta + i.residual
+        sent = self.compress(target, r)
+        i.residual = target.sub_(sent)
         return sent
 
 
@@ -72,8 +72,8 @@ class TopK(FeedbackCompression):
         smallest = size.topk(k, sorted=False).values.amin()
         larger, equal = size > smallest, size == smallest
         # Among equal entries those of lower index, which torch does not promise.
-        kept = larger | (equal & (equal.cumsum(0, dtype=torch.int32) <= k - larger.sum()))
-        return v * kept  # not `where`: an entry that is not finite has to stay visible
+        mask = larger | (equal & (equal.cumsum(0, dtype=torch.int32) <= k - larger.sum()))
+        return v * mask  # not `where`: an entry that is not finite has to stay visible
 
     def upload_bytes(self, r: Round, number_bytes: int) -> float:
         return self._count(r) * (number_bytes + math.ceil(math.log2(r.parameter_count)) / 8)

@@ -57,16 +57,16 @@ class _ObservedVars(Vars):
 class TransientOwners:
     """Which part sets which transient client variable: no two may set the same one."""
 
-    def __init__(self, kept: tuple[str, ...]) -> None:
-        """`kept`: the variables that are not transient."""
-        self._kept = kept
+    def __init__(self, persistent: tuple[str, ...]) -> None:
+        """`persistent`: the variables that clients keep between their rounds."""
+        self._persistent = persistent
         self._owners: dict[str, Part] = {}
 
     def view(self, i: Vars, part: Part) -> Vars:
         """`i` for a hook of this part."""
 
         def observe(name: str) -> None:
-            owner = part if name in self._kept else self._owners.setdefault(name, part)
+            owner = part if name in self._persistent else self._owners.setdefault(name, part)
             if owner is not part:
                 raise HookContractError(
                     f"parts {part_name(owner)} and {part_name(part)} both set the transient client variable {name!r};"

@@ -21,8 +21,8 @@ def epsilon(rounds: int, sampling_rate: float, noise: float, delta: float) -> fl
     orders, costs = _round_costs(sampling_rate, noise)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a best order at the end of the list is an upper bound all the same
-        spent, _ = analysis.get_privacy_spent(orders=orders, rdp=[rounds * cost for cost in costs], delta=delta)
-    return float(spent)
+        total, _ = analysis.get_privacy_spent(orders=orders, rdp=[rounds * cost for cost in costs], delta=delta)
+    return float(total)
 
 
 @lru_cache(maxsize=8)

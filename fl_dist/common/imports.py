@@ -1,18 +1,17 @@
 """The user's own code, named as `module:name`: where it is looked for, how it is imported, the hash of its source."""
 
-import contextlib
 import hashlib
 import importlib
-import importlib.util
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from fl_dist.common.errors import UserError, describe_error, is_user_file
 from fl_dist.common.formatting import suggest
+from fl_dist.common.torchvision import without_broken_torchvision
 
 SEPARATOR = ":"
 
@@ -64,32 +63,6 @@ def _import_module(name: str) -> types.ModuleType:
                 "or among the installed packages; change to its folder, or put that on PYTHONPATH"
             ) from None
         raise UserImportError(f"importing {name} failed: {describe_error(e)}") from e
-
-
-@contextlib.contextmanager
-def without_broken_torchvision() -> Iterator[None]:
-    """Hide a torchvision that was built for another torch: libraries that could do without it would fail with it."""
-    if not _has_broken_torchvision():
-        yield
-        return
-    sys.modules["torchvision"] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules["torchvision"]
-
-
-def _has_broken_torchvision() -> bool:
-    if "torchvision" in sys.modules or (found := importlib.util.find_spec("torchvision")) is None:
-        return False
-    import torch
-
-    try:
-        for library in Path(str(found.origin)).parent.glob("_C*.so"):
-            torch.ops.load_library(library)
-    except OSError:
-        return True
-    return False
 
 
 def hash_sources(paths: Iterable[str]) -> str:

@@ -110,8 +110,8 @@ class Registry(Generic[T]):
     def build(self, name: str, settings: dict[str, Any], **supplied: Any) -> T:
         parsed = self._parse(name, settings)
         values = {field: getattr(parsed, field) for field in type(parsed).model_fields}
-        taken = {argument: supplied[argument] for argument in self.takes(name) & supplied.keys()}
-        result = self._call(name, taken | values)
+        arguments = {argument: supplied[argument] for argument in self.takes(name) & supplied.keys()}
+        result = self._call(name, arguments | values)
         if self.product is not None and not isinstance(result, self.product):
             product = self.product.__qualname__
             raise BuilderError(f"{self.kind} {name} gave {shorten(repr(result))}; expected: {product}")

@@ -68,12 +68,12 @@ def parse_yaml(text: str) -> Any:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        raise YamlError("a key is given twice")
+        raise ValueError("a key is given twice")
     return mapping
 
 
 def _refuse_constant(name: str) -> Any:
-    raise YamlError(f"{name} is not JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _is_too_deep(value: Any) -> bool:

@@ -39,12 +39,12 @@ def validate(raw: dict[str, Any], sources: Sources = NO_SOURCES) -> Config:
         section: _validate_builder(section, get_key(config, section), root.at(*section.split(".")))
         for section in BUILDER_SECTIONS
     }
-    measured = {
+    diagnostic_keys = {
         label: _validate_diagnostic(label, keys, root.at("diagnostics", label))
         for label, keys in config.diagnostics.items()
     }
-    listed = [_validate_callback(entry, root.at("callbacks", k)) for k, entry in enumerate(config.callbacks)]
-    config = _replace_keys(config, builders | {"diagnostics": measured, "callbacks": listed})
+    callback_keys = [_validate_callback(entry, root.at("callbacks", k)) for k, entry in enumerate(config.callbacks)]
+    config = _replace_keys(config, builders | {"diagnostics": diagnostic_keys, "callbacks": callback_keys})
     config = _replace_keys(config, neutral_keys(config))
     check_consistency(config)
     return config

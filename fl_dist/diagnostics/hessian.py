@@ -45,11 +45,11 @@ class Spectrum(Diagnostic):
                 eigenvalues = hessian.eigenvalues() if dense else self._lanczos(context, hessian)
         except ProductLimitError:
             eigenvalues = []
-        largest, wanted = sorted(eigenvalues, reverse=True)[: self.top], min(self.top, hessian.size)
+        largest, count = sorted(eigenvalues, reverse=True)[: self.top], min(self.top, hessian.size)
         values: Values = {"largest": None, "eigenvalues": largest, "converged": len(largest)}
         values |= {"products": hessian.products, "rows": context.loss_oracle.count(self.rows)}
-        if len(largest) < wanted:
-            raise MeasurementError(f"{len(largest)} of {wanted} eigenvalues after {hessian.products} products", values)
+        if len(largest) < count:
+            raise MeasurementError(f"{len(largest)} of {count} eigenvalues after {hessian.products} products", values)
         return values | {"largest": largest[0]}
 
     def _lanczos(self, context: DiagnosticContext, hessian: "HessianOperator") -> list[float]:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from fl_dist.common.errors import ModelError, error_message
 from fl_dist.common.files import write_atomically
 from fl_dist.common.formatting import suggest
-from fl_dist.common.imports import without_broken_torchvision
 from fl_dist.common.registry import StrictModel
+from fl_dist.common.torchvision import without_broken_torchvision
 
 ADAPTER_WEIGHTS, ADAPTER_SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 """Files of an adapter in peft's format."""

@@ -12,8 +12,8 @@ import torch
 
 from fl_dist.common.errors import ModelError, error_message
 from fl_dist.common.formatting import shorten, suggest
-from fl_dist.common.imports import without_broken_torchvision
 from fl_dist.common.paths import expand_path
+from fl_dist.common.torchvision import without_broken_torchvision
 from fl_dist.models.adapters import ADAPTER_SETTINGS
 
 CONFIG, WEIGHTS = "config.json", "*.safetensors"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fl_dist
 from fl_dist.common.errors import FlDistError
-from fl_dist.common.imports import without_broken_torchvision
+from fl_dist.common.torchvision import without_broken_torchvision
 from fl_dist.config import load
 from fl_dist.federation.experiment import Experiment
 from fl_dist.main import main
