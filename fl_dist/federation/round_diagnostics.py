@@ -19,9 +19,10 @@ from fl_dist.diagnostics.base import DiagnosticContext, MeasurementError, Requir
 from fl_dist.federation.flat_model import FlatModel
 from fl_dist.federation.local_training import DIVERGED_MESSAGE, ClientFailedError, LocalTraining
 from fl_dist.federation.loss_oracle import LossOracle
+from fl_dist.federation.round_records import PendingRecord
 from fl_dist.federation.server import Server
+from fl_dist.federation.server_callbacks import ServerCallback, TrainedRound
 from fl_dist.federation.trajectory_recorder import Trajectory
-from fl_dist.metrics.record import RoundRecord
 from fl_dist.optimizers.base import PREFIX
 
 log = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ def _plain(value: Any, label: str, name: str) -> Any:
     return value if value is None or math.isfinite(value) else None
 
 
-class RoundDiagnostics:
+class RoundDiagnostics(ServerCallback):
     """Measures the round that was just made, by all ranks; the seconds are no part of the round's."""
 
     def __init__(self, server: Server) -> None:
@@ -161,13 +162,12 @@ class RoundDiagnostics:
         self._history = StepHistory() if needed else None
         self._before: Tensor | None = None
 
-    def restore(self, tensors: dict[str, Tensor]) -> None:
+    def pop_tensors(self, tensors: dict[str, Tensor]) -> None:
         last = pop_step_history(tensors, self._server.experiment.device)
         if self._history is not None:
             self._history.last = last
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of it."""
         return {} if self._history is None else self._history.tensors()
 
     def before_step(self) -> None:
@@ -179,17 +179,10 @@ class RoundDiagnostics:
             self._history.add(step=self._server.vars.x - self._before, update=self._server.update.clone())
             self._before = None
 
-    def measure(
-        self,
-        due: Sequence[ScheduledDiagnostic],
-        record: RoundRecord,
-        oracle: LossOracle,
-        start: Tensor,
-        delay: float,
-    ) -> RoundRecord:
-        """`start`: the model that clients received; `delay`: seconds that recording took in training."""
+    def on_diagnostics(self, pending: PendingRecord, due: Sequence[ScheduledDiagnostic], round_: TrainedRound) -> None:
         began = time.perf_counter()
         history = self._history or StepHistory()
-        context = diagnostic_context(self._server, oracle, start, history, record.round)
-        values = run_diagnostics(due, context, record.round)
-        return record.with_diagnostics(values, delay + time.perf_counter() - began)
+        context = diagnostic_context(self._server, round_.oracle, round_.received, history, pending.round)
+        values = run_diagnostics(due, context, pending.round)
+        seconds = round_.recording_seconds + time.perf_counter() - began
+        pending.record = pending.record.with_diagnostics(values, seconds)

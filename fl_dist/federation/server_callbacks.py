@@ -1,13 +1,18 @@
-"""The built-in callbacks that need the workers' help: checkpoints and evaluation."""
+"""Callbacks that need the workers' help: what they are, checkpoints and evaluation."""
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from torch import Tensor
 
 from fl_dist.callbacks.base import Callback, RunContext
 from fl_dist.common.vector_math import summarize_clients
 from fl_dist.config import Config
+from fl_dist.diagnostics import ScheduledDiagnostic
 from fl_dist.federation.commands import Action, Command, EvaluatedModel, SaveScope
 from fl_dist.federation.evaluation import EvaluationPlacement, EvaluationResult, Evaluator
+from fl_dist.federation.loss_oracle import LossOracle
 from fl_dist.federation.round_records import PendingRecord
 from fl_dist.federation.server import Server
 from fl_dist.metrics.record import VALIDATION, RoundRecord
@@ -29,10 +34,44 @@ class NextRound(NamedTuple):
     """Whether clients start from the server's model itself."""
 
 
+class TrainedRound(NamedTuple):
+    """What diagnostics may ask of a round."""
+
+    oracle: LossOracle
+    received: Tensor
+    """The model that clients received."""
+    recording_seconds: float
+    """Which recording took in training."""
+
+
 class ServerCallback(Callback):
+    """Beside the hooks of every callback, those of rank 0 between two rounds. Every hook is optional."""
+
     def on_command(self, command: Command, upcoming: NextRound) -> Command:
         """The next command, with what this callback adds to it."""
-        raise NotImplementedError
+        return command
+
+    def on_evaluation(self, pending: PendingRecord, result: EvaluationResult, seconds: float) -> None:
+        """All ranks have evaluated the model of the record, because the command said so."""
+
+    def before_step(self) -> None:
+        """Before the server step."""
+
+    def after_step(self) -> None:
+        """After the server step."""
+
+    def on_diagnostics(self, pending: PendingRecord, due: Sequence[ScheduledDiagnostic], round_: TrainedRound) -> None:
+        """All ranks wait for questions about the round that was just made."""
+
+    def complete(self, pending: PendingRecord, is_last: bool) -> None:
+        """Before other callbacks see the record; `is_last`: no round of the run follows."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of this callback."""
+        return {}
+
+    def pop_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Take what `tensors` returned out of those of a checkpoint."""
 
 
 class Checkpoints(ServerCallback):
@@ -98,7 +137,10 @@ class Evaluation(ServerCallback):
     def _is_due(self, round_number: int, is_last: bool) -> bool:
         return is_last or round_number % self._config.evaluate.every == 0 or round_number == self._config.rounds
 
-    def add(self, record: RoundRecord, result: EvaluationResult, seconds: float, ranks: int) -> RoundRecord:
+    def on_evaluation(self, pending: PendingRecord, result: EvaluationResult, seconds: float) -> None:
+        pending.record = self._add(pending.record, result, seconds, self._evaluator.group.size)
+
+    def _add(self, record: RoundRecord, result: EvaluationResult, seconds: float, ranks: int) -> RoundRecord:
         """What so many ranks measured in so many seconds."""
         self._placement.observe(ranks > 1, seconds)
         metrics = {name: float(value) for name, value in result.metrics.items()}
@@ -108,9 +150,8 @@ class Evaluation(ServerCallback):
         return record.with_test(metrics, validation, seconds, ranks)
 
     def complete(self, pending: PendingRecord, is_last: bool) -> None:
-        """Before callbacks see the record; `is_last`: no round of the run follows."""
         if not self._is_due(pending.round, is_last) or pending.record.is_evaluated:
             return
         began = time.perf_counter()
         result = self._evaluator.evaluate_alone(self._server.vars.x, self._server.buffers, pending.round)
-        pending.record = self.add(pending.record, result, time.perf_counter() - began, ranks=1)
+        pending.record = self._add(pending.record, result, time.perf_counter() - began, ranks=1)

@@ -30,7 +30,7 @@ from fl_dist.federation.round_diagnostics import RoundDiagnostics
 from fl_dist.federation.round_records import PendingRecord, build_record, recording_delay, worker_loads
 from fl_dist.federation.round_timer import RoundTimer
 from fl_dist.federation.server import Server
-from fl_dist.federation.server_callbacks import Checkpoints, Evaluation, NextRound
+from fl_dist.federation.server_callbacks import Checkpoints, Evaluation, NextRound, TrainedRound
 from fl_dist.federation.uplink import ClientReport, Uplink
 from fl_dist.metrics.file import MetricsFile
 from fl_dist.metrics.record import RoundRecord
@@ -71,9 +71,11 @@ class ServerLoop:
         self._trained: dict[int, ClientReport] = {}
         done = 0 if start is None else start.manifest.round
         self._metrics = MetricsFile(folder.path / METRICS)
-        self._diagnostics = RoundDiagnostics(server)
-        self._evaluation = Evaluation(server, evaluator)
-        self._server_callbacks = (Checkpoints(experiment.config, folder, writer, done), self._evaluation)
+        self._server_callbacks = (
+            Checkpoints(experiment.config, folder, writer, done),
+            Evaluation(server, evaluator),
+            RoundDiagnostics(server),
+        )
         # A record is on disk before anything else shows it. At the end the order is reversed: what could not be
         # written is reported last, when all else is done.
         own = (MetricsWriter(self._metrics), Console())
@@ -107,7 +109,8 @@ class ServerLoop:
             return self._metrics.resume(-1)
         extra = start.manifest.extra
         tensors = read_server(self.folder.checkpoints, start.manifest)
-        self._diagnostics.restore(tensors)
+        for callback in self._server_callbacks:
+            callback.pop_tensors(tensors)
         self.server.restore(tensors)
         self.server.speeds.restore(extra["speeds"])
         # Whether the round counts as evaluated is decided again: the run may have more rounds now.
@@ -148,17 +151,21 @@ class ServerLoop:
             "device": device_name(self.experiment.device),
             "callbacks": self._listed.state_dict(),
         }
-        return tensors | self._diagnostics.tensors(), extra
+        for callback in self._server_callbacks:
+            tensors |= callback.tensors()
+        return tensors, extra
 
     def step(self, index: int, assignment: dict[int, int], up: Uplink, updates: Tensor | None) -> None:
         """The server step, and the record of the round; `updates`: those that were gathered."""
         with self.group.failure_detector.activity(f"the server step of round {index + 1}"):
             fault_injection.point("server")
-            self._diagnostics.before_step()
+            for callback in self._server_callbacks:
+                callback.before_step()
             with self.timer("server"):
                 clients, ranks = up.read_reports()
                 step = self.server.step(index, assignment, clients, up, updates)
-        self._diagnostics.after_step()
+        for callback in self._server_callbacks:
+            callback.after_step()
         self._assignment, self._trained = assignment, step.trained
         self.is_interrupted = self.is_interrupted or any(rank.stop_requested for rank in ranks)
         workers, times = list(self.group.workers), self.timer.read()
@@ -166,18 +173,20 @@ class ServerLoop:
         self._pending = PendingRecord(index + 1, build)
         self.timer.restart()
 
-    def diagnose(self, due: list[ScheduledDiagnostic], worker: OracleWorker, start: Tensor) -> None:
+    def diagnose(self, due: list[ScheduledDiagnostic], worker: OracleWorker, received: Tensor) -> None:
         assert self._pending is not None
         oracle = LossOracle(worker, list(self._trained))
         delay = recording_delay(worker_loads(list(self.group.workers), self._assignment, self._trained))
-        self._pending.record = self._diagnostics.measure(due, self._pending.record, oracle, start, delay)
+        for callback in self._server_callbacks:
+            callback.on_diagnostics(self._pending, due, TrainedRound(oracle, received, delay))
         oracle.end()
         self.timer.restart()
 
     def add_evaluation(self, result: EvaluationResult, seconds: float) -> None:
         """What all ranks measured of the last round's model."""
         assert self._pending is not None
-        self._pending.record = self._evaluation.add(self._pending.record, result, seconds, self.group.size)
+        for callback in self._server_callbacks:
+            callback.on_evaluation(self._pending, result, seconds)
 
     def report_pending(self) -> None:
         """While others train: complete the record of the last round, and show it to all callbacks."""
@@ -190,7 +199,8 @@ class ServerLoop:
         pending, self._pending = self._pending, None
         if pending is None:
             return None
-        self._evaluation.complete(pending, self.is_finished)
+        for callback in self._server_callbacks:
+            callback.complete(pending, self.is_finished)
         self.records.append(pending.record)
         for builtin in self._builtin:
             builtin.on_round_end(pending.record, self.context)

@@ -193,8 +193,8 @@ class TestPlacement:
         assert ("warning: each rank sees only its own GPU, so NCCL may use PCIe" in output) == is_hidden
         for rank in range(len(visible)):
             (report,) = simulated_gpu.read_reports(tmp_path, rank)
-            sums = {tuple(key) for key, _ in report["collectives"] if key[1] == "reduce"}
-            assert sums == {(group, "reduce", "int64")}
+            sums = {tuple(key) for key, _ in report["collectives"] if key[1] in ("reduce", "gather")}
+            assert sums == {(group, "reduce" if group == "nccl" else "gather", "int64")}
             assert report["steps"] > 0 or rank == 0
 
     @pytest.mark.parametrize(
