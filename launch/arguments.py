@@ -1,8 +1,10 @@
-"""Arguments that `submit` and `sweep` share."""
+"""Arguments and defaults that several launchers share."""
 
 from argparse import ArgumentParser
 from pathlib import Path
 
+DEFAULT_RANKS = 3
+"""Per node, without GPUs."""
 PROFILES = Path(__file__).parent / "profiles.yaml"
 
 

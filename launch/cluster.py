@@ -17,6 +17,7 @@ from fl_dist.common.paths import expand_path
 from fl_dist.common.registry import StrictModel
 from fl_dist.common.yaml_reader import read_yaml
 from fl_dist.config.validation import validate_mapping
+from launch.arguments import DEFAULT_RANKS
 from launch.devices import describe_placement
 
 Options = dict[str, Any]
@@ -53,7 +54,7 @@ class Resources(StrictModel):
 
     @property
     def ranks_per_node(self) -> int:
-        return self.tasks_per_node or self.gpus_per_node or 3
+        return self.tasks_per_node or self.gpus_per_node or DEFAULT_RANKS
 
     @property
     def placement(self) -> str:

@@ -17,7 +17,10 @@ def visible_gpus(device: str) -> list[str]:
 def describe_placement(ranks: int, gpus: int, nodes: int = 1) -> str:
     """`ranks` and `gpus` are per node."""
     hosts = f"on {pluralize(nodes, 'node')}" if nodes > 1 else "on one machine"
-    devices = "one per GPU" if ranks <= gpus else f"sharing {pluralize(gpus, 'GPU')}" if gpus else "on the CPU"
-    return (
-        f"{pluralize(nodes * ranks, 'rank')} {hosts}, {devices}{' per node' if nodes > 1 and 0 < gpus < ranks else ''}"
-    )
+    if not gpus:
+        devices = "on the CPU"
+    elif ranks <= gpus:
+        devices = "one per GPU"
+    else:
+        devices = f"sharing {pluralize(gpus, 'GPU')}{' per node' if nodes > 1 else ''}"
+    return f"{pluralize(nodes * ranks, 'rank')} {hosts}, {devices}"

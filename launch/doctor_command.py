@@ -19,10 +19,10 @@ from fl_dist.doctor.checks import Check
 from fl_dist.doctor.examine import Options, RanksMissingError, examine
 from fl_dist.doctor.render import exit_code, table_lines, to_json
 from launch import local
+from launch.arguments import DEFAULT_RANKS
 from launch.devices import visible_gpus
 from launch.node import create_node
 
-DEFAULT_RANKS = 3
 GRACE_SECONDS = 5.0
 MAX_COLUMNS = 150
 """Of the table where the output is no terminal."""

@@ -20,6 +20,7 @@ from fl_dist.common.errors import ConfigError
 from fl_dist.common.formatting import shorten
 from fl_dist.common.terminal import parse_int_at_least
 from fl_dist.distributed.signals import EXIT_BAD_CONFIG, HANDLED_SIGNALS, end_with_parent
+from launch.arguments import DEFAULT_RANKS
 from launch.node import CHILD_LAUNCHER, Node, create_node
 
 SIGNAL_EXIT_BASE = 128
@@ -62,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "run_arguments", nargs="*", metavar="CONFIG key.sub=value", help="a YAML file and overrides, as for fl-dist run"
     )
-    add("-n", "--ranks", type=positive, default=3, help="processes on this node (default 3)")
+    add("-n", "--ranks", type=positive, default=DEFAULT_RANKS, help="processes on this node (default %(default)s)")
     add("--max-restarts", type=natural, default=0, help="restarts after a rank was lost (default 0)")
     add("--nodes", type=positive, default=1, help="nodes of the job; each runs this command (default 1)")
     add("--node-rank", type=natural, default=0, help="number of this node; node 0 hosts the rendezvous (default 0)")

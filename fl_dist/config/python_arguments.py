@@ -9,7 +9,6 @@ import numpy as np
 
 from fl_dist.common.errors import ConfigError
 from fl_dist.config.arguments import QUICKSTART, add_search_paths, default_run_name
-from fl_dist.config.builder_sections import BUILDER_SECTIONS
 from fl_dist.config.loading import validate
 from fl_dist.config.overrides import merge_overrides
 from fl_dist.config.schema import Config
@@ -40,8 +39,7 @@ def _flatten(keys: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
         if isinstance(value, Mapping) and "parts" not in value:
             yield from _flatten(value, f"{name}.")
         else:
-            is_builder = name in BUILDER_SECTIONS and not isinstance(value, Mapping)
-            yield (f"{name}.name" if is_builder else name), _to_plain_data(value)
+            yield name, _to_plain_data(value)
 
 
 def _to_plain_data(value: Any) -> Any:

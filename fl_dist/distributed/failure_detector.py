@@ -260,7 +260,7 @@ class FailureDetector:
         self._wait_for_final_heartbeats(seconds)
 
     def _wait_for_final_heartbeats(self, seconds: float) -> None:
-        deadline, lost = time.monotonic() + seconds, () if self.failure is None else self.failure.ranks
+        deadline, lost = time.monotonic() + seconds, self.failure.ranks if self.failure else ()
         awaited = [rank for rank in (range(1, self.size) if self.rank == 0 else [0]) if rank not in lost]
         keys = [f"heartbeat/{rank}" for rank in awaited]
         while any(self.store.get(key) not in (None, FINAL_HEARTBEAT) for key in keys) and time.monotonic() < deadline:
@@ -268,11 +268,11 @@ class FailureDetector:
 
     def _read_failure(self) -> Failure | None:
         text = self.store.get("failure")
-        return None if text is None else Failure.parse(text)
+        return None if text is None else Failure(*json.loads(text))
 
     def _publish(self, failure: Failure) -> Failure:
         """The failure that was reported first."""
-        return Failure.parse(self.store.compare_set("failure", json.dumps(failure)))
+        return Failure(*json.loads(self.store.compare_set("failure", json.dumps(failure))))
 
     def _heartbeats(self, ranks: list[int]) -> dict[int, str]:
         return dict(zip(ranks, self.store.get_all([f"heartbeat/{r}" for r in ranks]), strict=True))
@@ -284,7 +284,7 @@ class FailureDetector:
         when = f" in round {number}" if number else ""
         whose = f", whose clients were {clients}" if clients else ""
         verb = "was" if len(ranks) == 1 else "were"
-        return Failure(f"{names} {verb} lost {LOSS_CAUSES}{when}{whose}", ranks=tuple(ranks))
+        return Failure(f"{names} {verb} lost {LOSS_CAUSES}{when}{whose}", ranks=ranks)
 
     def _describe_rank(self, rank: int) -> str:
         return f"rank {rank} on {self.store.get(f'host/{rank}') or 'an unknown host'}"

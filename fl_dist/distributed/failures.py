@@ -1,7 +1,6 @@
 """Errors that end a run: in one line, in the log, as an exit code, and as all ranks are told."""
 
 import errno
-import json
 import logging
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -31,13 +30,8 @@ class Failure(NamedTuple):
     message: str
     code: int = 1
     is_transient: bool = True
-    ranks: tuple[int, ...] = ()
+    ranks: Sequence[int] = ()
     """The lost ranks, if any."""
-
-    @classmethod
-    def parse(cls, text: str) -> "Failure":
-        message, code, is_transient, ranks = json.loads(text)
-        return cls(message, code, is_transient, tuple(ranks))
 
 
 def is_transient(error: Exception) -> bool:

@@ -146,7 +146,9 @@ def connect(
         return single_process_group(topology)
     prefix = f"fl_dist/{_attempt(rank_info)}/{next(_run_numbers)}"
     try:
-        device, backend = _prepare_device(topology, rank_info.local_rank)
+        fault_injection.point("device")
+        device = pick_device(topology, rank_info.local_rank)
+        backend = select_backend(device, topology.oversubscribe)
     except Exception as e:
         _report_device_failure(e, topology, rank_info, prefix, stop)
         raise
@@ -155,13 +157,6 @@ def connect(
     group = ProcessGroup(topology, device, backend, rank_info, store, communication.timeout, stop)
     group.connect(wait, f"{prefix}/group")
     return group
-
-
-def _prepare_device(topology: Topology, local_rank: int) -> tuple[torch.device, str]:
-    """This rank's device and backend."""
-    fault_injection.point("device")
-    device = pick_device(topology, local_rank)
-    return device, select_backend(device, topology.oversubscribe)
 
 
 def _report_device_failure(

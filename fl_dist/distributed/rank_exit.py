@@ -39,7 +39,7 @@ def exit_rank(code: int) -> NoReturn:
         os._exit(code)
 
 
-def end_failed_run(error: Exception, rank_info: RankInfo | None, code: int, with_traceback: bool = False) -> int:
+def end_failed_run(error: Exception, rank_info: RankInfo | None, code: int, with_traceback: bool) -> int:
     """Rank 0 prints the error. A rank of a job leaves at once; one process alone returns the exit code."""
     if is_rank0(rank_info):
         print_error(error_line(error), error if with_traceback else None)

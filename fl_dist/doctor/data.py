@@ -39,15 +39,15 @@ def measure_data(config: Config) -> dict[str, Any]:
 
 def check_data(reports: Sequence[Report], name: str) -> Check:
     advice = "put the files where the message says, on a disk that all nodes see (fl-dist data --help)"
-    if failed := find_error(NAME, reports, advice):
-        return failed
-    if different := find_difference(reports, ("rows", "bytes")):
-        return Check(NAME, Status.FAILED, different, "give all nodes the same files")
+    if error := find_error(NAME, reports, advice):
+        return error
+    if difference := find_difference(reports, ("rows", "bytes")):
+        return Check(NAME, Status.FAILED, difference, "give all nodes the same files")
     slowest = min(reports, key=lambda report: float(report.values["megabytes"]))
     values = slowest.values
     rows = " + ".join(f"{count:,}" for count in values["rows"])
-    shown = f"{name}: {rows} rows, {format_bytes(values['bytes'])}, read at {values['megabytes']:.0f} MB/s"
+    summary = f"{name}: {rows} rows, {format_bytes(values['bytes'])}, read at {values['megabytes']:.0f} MB/s"
     if values["megabytes"] < MIN_MEGABYTES and values["seconds"] > MIN_SLOW_SECONDS:
         advice = "copy the data to the nodes' own disks, or store it as one .npz file"
-        return Check(NAME, Status.SLOW, f"{shown} by {slowest.label}", advice)
-    return Check(NAME, Status.OK, shown)
+        return Check(NAME, Status.SLOW, f"{summary} by {slowest.label}", advice)
+    return Check(NAME, Status.OK, summary)

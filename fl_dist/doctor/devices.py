@@ -56,19 +56,19 @@ def parse_links(topology: str) -> list[str]:
 
 
 def check_devices(reports: Sequence[Report], threads: int, has_dedicated_server: bool) -> Check:
-    if failed := find_error(NAME, reports, "see the error; nvidia-smi on that node shows its GPUs"):
-        return failed
+    if error := find_error(NAME, reports, "see the error; nvidia-smi on that node shows its GPUs"):
+        return error
     first, hosts = reports[0].values, Counter(report.host for report in reports)
     placement = f"{pluralize(len(reports), 'rank')} on {pluralize(len(hosts), 'node')}"
-    shown = f"{placement}, each on {_describe(first)}"
-    if different := find_difference(reports, ALIKE):
+    summary = f"{placement}, each on {_describe(first)}"
+    if difference := find_difference(reports, ALIKE):
         advice = "other devices have other kernels: ask for one kind of node (--constraint) to keep the same bits"
-        return Check(NAME, Status.FAILED if first["type"] == "cuda" else Status.WARNING, different, advice)
+        return Check(NAME, Status.FAILED if first["type"] == "cuda" else Status.WARNING, difference, advice)
     workers = reports[int(has_dedicated_server) :]
     if first["type"] == "cpu" and (problem := _describe_oversubscription(workers, threads)):
         advice = "start fewer ranks, lower topology.threads, or ask for more CPUs per task"
-        return Check(NAME, Status.SLOW, f"{shown}; {problem}", advice)
-    return Check(NAME, Status.OK, shown)
+        return Check(NAME, Status.SLOW, f"{summary}; {problem}", advice)
+    return Check(NAME, Status.OK, summary)
 
 
 def _describe_oversubscription(workers: Sequence[Report], threads: int) -> str:
@@ -89,8 +89,8 @@ def _describe(values: dict[str, Any]) -> str:
 def check_links(reports: Sequence[Report]) -> list[Check]:
     """Of ranks with GPUs."""
     links = {report.host: report.values["links"] for report in reports if report.values.get("links")}
-    shown = [f"{host}: {', '.join(map(_name_link, kinds))}" for host, kinds in links.items()]
-    return [Check(LINKS, Status.OK, "; ".join(shown))] if shown else []
+    summary = [f"{host}: {', '.join(map(_name_link, kinds))}" for host, kinds in links.items()]
+    return [Check(LINKS, Status.OK, "; ".join(summary))] if summary else []
 
 
 def _name_link(kind: str) -> str:
@@ -103,7 +103,7 @@ def check_copies(reports: Sequence[Report]) -> list[Check]:
     if not measured:
         return []
     copies, label = min(measured, key=lambda pair: pair[0]["pinned"])
-    shown = f"{copies['pinned']:.1f} GB/s pinned, {copies['pageable']:.1f} GB/s not pinned ({label}, the slowest)"
+    summary = f"{copies['pinned']:.1f} GB/s pinned, {copies['pageable']:.1f} GB/s not pinned ({label}, the slowest)"
     if copies["pinned"] < MIN_PINNED_GIGABYTES:
-        return [Check(COPIES, Status.SLOW, shown, "check PCIe lanes (nvidia-smi -q) and that the CPU is not busy")]
-    return [Check(COPIES, Status.OK, shown)]
+        return [Check(COPIES, Status.SLOW, summary, "check PCIe lanes (nvidia-smi -q) and that the CPU is not busy")]
+    return [Check(COPIES, Status.OK, summary)]

@@ -44,19 +44,19 @@ def check_disk(values: dict[str, Any], folder: Path) -> Check:
     if "error" in values:
         advice = "choose another run.dir, on a disk with room that you may write to"
         return Check(NAME, Status.FAILED, f"{folder}: {values['error']}", advice)
-    shown = f"{folder}: a synced write of {format_bytes(SYNC_BYTES)} takes {1e3 * values['seconds']:.1f} ms"
-    shown += f", {format_bytes(values['free'])} free"
+    summary = f"{folder}: a synced write of {format_bytes(SYNC_BYTES)} takes {1e3 * values['seconds']:.1f} ms"
+    summary += f", {format_bytes(values['free'])} free"
     if values["seconds"] > MAX_SYNC_SECONDS:
         advice = "each checkpoint waits for the disk: choose a faster one, or raise checkpoint.every"
-        return Check(NAME, Status.SLOW, shown, advice)
+        return Check(NAME, Status.SLOW, summary, advice)
     if values["free"] < MIN_FREE_BYTES:
-        return Check(NAME, Status.WARNING, shown, "make room: checkpoints and records need it")
-    return Check(NAME, Status.OK, shown)
+        return Check(NAME, Status.WARNING, summary, "make room: checkpoints and records need it")
+    return Check(NAME, Status.OK, summary)
 
 
 def check_lock(reports: Sequence[Report], folder: Path) -> Check:
-    if failed := find_error(LOCK, reports, "choose a run.dir on a disk that all nodes see"):
-        return failed
+    if error := find_error(LOCK, reports, "choose a run.dir on a disk that all nodes see"):
+        return error
     if without_marker := [report.label for report in reports if not report.values["is_visible"]]:
         measured = f"{', '.join(without_marker)} cannot see {folder}"
         return Check(LOCK, Status.FAILED, measured, "choose a run.dir on a disk that all nodes share")

@@ -148,23 +148,23 @@ def _reports(ranks: Ranks, outcomes: Sequence[Outcome], subject: str) -> list[Re
 
 def _check_reports(config: Config, ranks: Ranks, outcomes: Sequence[Outcome], folder: Path) -> list[Check]:
     reports = functools.partial(_reports, ranks, outcomes)
-    found, is_dedicated = reports("devices"), has_dedicated_server(config.topology, ranks.size)
+    device_reports, is_dedicated = reports("devices"), has_dedicated_server(config.topology, ranks.size)
     checks = [
         versions.check_versions(reports("versions"), uses_gpus=config.topology.device != "cpu"),
         disk.check_lock(reports("folder"), folder),
-        devices.check_devices(found, config.topology.threads, is_dedicated),
+        devices.check_devices(device_reports, config.topology.threads, is_dedicated),
     ]
-    if any("error" in report.values for report in found):
+    if any("error" in report.values for report in device_reports):
         return checks
-    checks += [*devices.check_links(found), *devices.check_copies(found)]
+    checks += [*devices.check_links(device_reports), *devices.check_copies(device_reports)]
     checks += network.check_collectives(reports("collectives"))
     checks.append(data.check_data(reports("data"), config.data["name"]))
     return checks if checks[-1].status is Status.FAILED else [*checks, *_check_model(config, reports, is_dedicated)]
 
 
 def _check_model(config: Config, reports: Callable[[str], list[Report]], is_dedicated: bool) -> list[Check]:
-    if failed := find_error(MODEL, reports("experiment"), "fl-dist run --check CONFIG checks it without training"):
-        return [failed]
+    if error := find_error(MODEL, reports("experiment"), "fl-dist run --check CONFIG checks it without training"):
+        return [error]
     return [
         steps.check_step(reports("step")[int(is_dedicated) :]),
         steps.check_variants(reports("variants")[-1], config.local.precision),
@@ -179,7 +179,7 @@ def _can_train(checks: Sequence[Check]) -> bool:
 
 
 def _run_trials(options: Options, ranks: Ranks, folder: Path, progress: Progress) -> list[Check]:
-    found = [_run_trial(options, ranks, folder, size, progress) for size in trials.trial_sizes(ranks.size)]
+    results = [_run_trial(options, ranks, folder, size, progress) for size in trials.trial_sizes(ranks.size)]
     progress("killing a worker in mid-round, resuming")
     words = trials.trial_words(options.words, options.config, folder / "killed")
     fault = f"reduce:{trials.trial_rounds(options.config)}@{ranks.size - 1}"
@@ -187,8 +187,8 @@ def _run_trials(options: Options, ranks: Ranks, folder: Path, progress: Progress
     resumed = run_job(ranks, ranks.size, trials.train, [words], trials.TRIAL_TIMEOUT_SECONDS)
     if ranks.rank != 0:
         return []
-    bits = trials.check_bits(found)
-    sha256, expected = trials.model_hash(folder / "killed"), found[0].hashes[0]
+    bits = trials.check_bits(results)
+    sha256, expected = trials.model_hash(folder / "killed"), results[0].hashes[0]
     return [bits] if bits.status is Status.FAILED else [bits, trials.check_killed(killed, resumed, sha256, expected)]
 
 

@@ -50,8 +50,8 @@ def _group_limits() -> list[str]:
 
 def check_memory(reports: Sequence[Report], has_dedicated_server: bool) -> Check:
     """Of each GPU, or of all ranks of a node on CPUs."""
-    if failed := find_error(NAME, reports, "see docs/how-to/memory.md"):
-        return failed
+    if error := find_error(NAME, reports, "see docs/how-to/memory.md"):
+        return error
     needed: dict[str, int] = defaultdict(int)
     available: dict[str, int] = {}
     for report in reports:
@@ -61,10 +61,10 @@ def check_memory(reports: Sequence[Report], has_dedicated_server: bool) -> Check
     worst = max(needed, key=lambda place: needed[place] / available[place])
     each = [f"a worker needs {format_bytes(reports[-1].values['needed'])}"]
     each += [f"rank 0 {format_bytes(reports[0].values['needed'])}"] if has_dedicated_server else []
-    shown = f"{', '.join(each)}; {format_bytes(needed[worst])} of {format_bytes(available[worst])} on {worst}"
+    summary = f"{', '.join(each)}; {format_bytes(needed[worst])} of {format_bytes(available[worst])} on {worst}"
     if needed[worst] > available[worst]:
         advice = "choose a smaller batch or model, fewer ranks per node, or lower topology.data_memory"
-        return Check(NAME, Status.FAILED, shown, advice)
+        return Check(NAME, Status.FAILED, summary, advice)
     if needed[worst] > MAX_SHARE * available[worst]:
-        return Check(NAME, Status.WARNING, shown, "it is tight: lower local.batch_size or topology.data_memory")
-    return Check(NAME, Status.OK, shown)
+        return Check(NAME, Status.WARNING, summary, "it is tight: lower local.batch_size or topology.data_memory")
+    return Check(NAME, Status.OK, summary)

@@ -40,15 +40,16 @@ def _own_address() -> str:
 
 def check_address(reports: Sequence[Report]) -> Check:
     advice = "the nodes need each other's names: ask the administrator, or add them to /etc/hosts"
-    if failed := find_error(ADDRESS, reports, advice):
-        return failed
+    if error := find_error(ADDRESS, reports, advice):
+        return error
     values, nodes = reports[0].values, {report.host for report in reports}
-    shown = f"{values['host']} is {', '.join(values['addresses'])}"
-    looped = [report.label for report in reports if report.values["own"].startswith("127.") or not report.values["own"]]
-    if len(nodes) > 1 and looped:
-        measured = f"{shown}; the own name of {looped[0]} leads to no address that others reach"
+    summary = f"{values['host']} is {', '.join(values['addresses'])}"
+    own_addresses = {report.label: report.values["own"] for report in reports}
+    on_loopback = [label for label, own in own_addresses.items() if not own or own.startswith("127.")]
+    if len(nodes) > 1 and on_loopback:
+        measured = f"{summary}; the own name of {on_loopback[0]} leads to no address that others reach"
         return Check(ADDRESS, Status.WARNING, measured, INTERFACE_ADVICE)
-    return Check(ADDRESS, Status.OK, f"{shown}, on every node" if len(nodes) > 1 else shown)
+    return Check(ADDRESS, Status.OK, f"{summary}, on every node" if len(nodes) > 1 else summary)
 
 
 def measure_collectives(
@@ -95,8 +96,8 @@ def link_speeds(root: Path = Path("/sys/class")) -> dict[str, float]:
 def check_collectives(reports: Sequence[Report]) -> list[Check]:
     """One check per collective."""
     advice = "ranks cannot exchange messages: check firewalls; " + INTERFACE_ADVICE
-    if failed := find_error(f"{BROADCAST}, {REDUCE}", reports, advice):
-        return [failed]
+    if error := find_error(f"{BROADCAST}, {REDUCE}", reports, advice):
+        return [error]
     return [_check_collective(name, reports) for name in (BROADCAST, REDUCE)]
 
 
@@ -108,10 +109,11 @@ def _check_collective(name: str, reports: Sequence[Report]) -> Check:
         return Check(name, Status.OK, "one process, nothing to send")
     slowest = min(report.values["gigabytes"][name] for report in reports)
     links = {link: speed for report in reports for link, speed in report.values["links"].items()}
-    shown = f"right to the bit, {slowest:.2g} GB/s"
+    summary = f"right to the bit, {slowest:.2g} GB/s"
     if len({report.host for report in reports}) == 1:
-        return Check(name, Status.OK, f"{shown} within one node")
-    shown += f" (links: {', '.join(f'{link} {speed:.3g} GB/s' for link, speed in sorted(links.items())) or 'unknown'})"
+        return Check(name, Status.OK, f"{summary} within one node")
+    speeds = ", ".join(f"{link} {speed:.3g} GB/s" for link, speed in sorted(links.items()))
+    summary += f" (links: {speeds or 'unknown'})"
     if slowest < MIN_LINK_SHARE * max(links.values(), default=0.0):
-        return Check(name, Status.SLOW, shown, INTERFACE_ADVICE)
-    return Check(name, Status.OK, shown)
+        return Check(name, Status.SLOW, summary, INTERFACE_ADVICE)
+    return Check(name, Status.OK, summary)

@@ -104,36 +104,36 @@ def _time_step(
 
 def check_step(reports: Sequence[Report]) -> Check:
     """`reports` of the workers, which measured at the same time."""
-    if failed := find_error(NAME, reports, "fl-dist run --check CONFIG shows what the configuration means"):
-        return failed
+    if error := find_error(NAME, reports, "fl-dist run --check CONFIG shows what the configuration means"):
+        return error
     times = [float(report.values["milliseconds"]) for report in reports]
     typical, slowest = statistics.median(times), max(times)
-    shown = f"{typical:.3g} ms forward and backward in {reports[0].values['precision']}, all workers at once"
+    summary = f"{typical:.3g} ms forward and backward in {reports[0].values['precision']}, all workers at once"
     if slowest > MAX_RATIO * typical:
         label = reports[times.index(slowest)].label
         advice = "each round waits for the slowest worker: look for other programs, heat or another clock on that node"
-        return Check(NAME, Status.SLOW, f"{shown}; {label} needs {slowest:.3g} ms", advice)
-    return Check(NAME, Status.OK, shown)
+        return Check(NAME, Status.SLOW, f"{summary}; {label} needs {slowest:.3g} ms", advice)
+    return Check(NAME, Status.OK, summary)
 
 
 def check_variants(report: Report, precision: str) -> Check:
-    if failed := find_error(VARIANTS, [report], "the model may not support them; training does not need them"):
-        return failed._replace(status=Status.WARNING)
+    if error := find_error(VARIANTS, [report], "the model may not support them; training does not need them"):
+        return error._replace(status=Status.WARNING)
     times: dict[str, float] = report.values["milliseconds"]
-    shown = ", ".join(f"{name} {time:.3g} ms" for name, time in times.items())
+    summary = ", ".join(f"{name} {time:.3g} ms" for name, time in times.items())
     best = min(times, key=times.__getitem__)
     if precision not in times or times[best] >= MIN_GAIN * times[precision]:
-        return Check(VARIANTS, Status.OK, shown)
+        return Check(VARIANTS, Status.OK, summary)
     name, _, memory_format = best.partition(" ")
     settings = [f"local.precision={name}"] if name != precision else []
     settings += [f"local.memory_format={memory_format}"] if memory_format else []
     advice = f"{' '.join(settings)} would be faster"
-    return Check(VARIANTS, Status.OK, shown, advice if name == precision else f"{advice}, if its accuracy suffices")
+    return Check(VARIANTS, Status.OK, summary, advice if name == precision else f"{advice}, if its accuracy suffices")
 
 
 def check_compiled(report: Report) -> Check:
-    if failed := find_error(COMPILED, [report], "training does not need it; torch.compile needs a C++ compiler"):
-        return failed._replace(status=Status.WARNING)
+    if error := find_error(COMPILED, [report], "training does not need it; torch.compile needs a C++ compiler"):
+        return error._replace(status=Status.WARNING)
     plain, compiled = report.values["plain"], report.values["compiled"]
     advice = "local.compile=true would be faster" if compiled < MIN_GAIN * plain else ""
     return Check(COMPILED, Status.OK, f"{compiled:.3g} ms, {compiled / plain:.2f} × the plain {plain:.3g} ms", advice)

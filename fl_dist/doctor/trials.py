@@ -83,8 +83,8 @@ def check_bits(trials: Sequence[Trial]) -> Check:
     if all(sha256 == first for trial in trials for sha256 in trial.hashes):
         names = ", ".join(trial.name for trial in trials)
         return Check(BITS, Status.OK, f"{names}, twice each: all have the model {first[:12]}")
-    found = "; ".join(f"{trial.name}: {', '.join(h[:8] for h in trial.hashes)}" for trial in trials)
-    return Check(BITS, Status.FAILED, f"models differ: {found}", _bits_advice(trials))
+    models = "; ".join(f"{trial.name}: {', '.join(h[:8] for h in trial.hashes)}" for trial in trials)
+    return Check(BITS, Status.FAILED, f"models differ: {models}", _bits_advice(trials))
 
 
 def _bits_advice(trials: Sequence[Trial]) -> str:

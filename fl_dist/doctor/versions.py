@@ -46,19 +46,19 @@ def measure_versions() -> dict[str, Any]:
 
 def check_versions(reports: Sequence[Report], uses_gpus: bool) -> Check:
     """`uses_gpus`: the configuration does not ask for CPUs."""
-    if failed := find_error(NAME, reports, "see the error above"):
-        return failed
+    if error := find_error(NAME, reports, "see the error above"):
+        return error
     first = reports[0].values
-    shown = ", ".join(f"{title} {first[key]}" for key, title in TITLES.items() if first[key])
-    if different := find_difference(reports, ("fl_dist", "python", "torch", "cuda", "cudnn", "nccl")):
-        return Check(NAME, Status.FAILED, different, "use one environment on all nodes")
+    summary = ", ".join(f"{title} {first[key]}" for key, title in TITLES.items() if first[key])
+    if difference := find_difference(reports, ("fl_dist", "python", "torch", "cuda", "cudnn", "nccl")):
+        return Check(NAME, Status.FAILED, difference, "use one environment on all nodes")
     for report in reports:
         if uses_gpus and report.values["has_gpus"] and not report.values["visible_gpus"]:
             return _missing_gpus(report)
         if old := describe_old_driver(report.values["driver"], report.values["cuda"]):
             advice = "update the driver, or install torch for an older CUDA"
-            return Check(NAME, Status.WARNING, f"{shown}; on {report.host}, {old}", advice)
-    return Check(NAME, Status.OK, shown)
+            return Check(NAME, Status.WARNING, f"{summary}; on {report.host}, {old}", advice)
+    return Check(NAME, Status.OK, summary)
 
 
 def describe_old_driver(driver: str, cuda: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # memory_needs imports it, which fails while the GPU is simulated
 from torch import Tensor
 
 from fl_dist.common.files import write_atomically
