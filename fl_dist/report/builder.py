@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fl_dist.report.figures import Curve, Figure, make_style
-from fl_dist.report.run_reader import RunGroup, RunSnapshot
+from fl_dist.report.run_reader import RunSnapshot
+from fl_dist.report.run_source import RunGroup
 from fl_dist.report.series import Line, Points, SeriesCache, cost_axes, over_seeds
 from fl_dist.report.tables import text
 from fl_dist.results.collect import common_metric

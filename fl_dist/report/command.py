@@ -7,7 +7,7 @@ from fl_dist.common.errors import FlDistError
 from fl_dist.common.formatting import format_bytes
 from fl_dist.common.paths import expand_path
 from fl_dist.report.page import build_document, load_plotly, render_page
-from fl_dist.report.run_reader import RunSource
+from fl_dist.report.run_source import RunSource
 from fl_dist.report.series import SeriesCache
 from fl_dist.report.serve import LiveDocument, serve
 from fl_dist.results.archive import opened_archives

@@ -9,7 +9,8 @@ from fl_dist.metrics.record import Display, RecordModel, RoundRecord, WorkerReco
 from fl_dist.report import tables
 from fl_dist.report.builder import Panel, Part, ReportBuilder, Section, charts, heading, html, section
 from fl_dist.report.figures import Curve, line_chart
-from fl_dist.report.run_reader import RunSnapshot, finite_or_none
+from fl_dist.report.numbers import finite_or_none
+from fl_dist.report.run_reader import RunSnapshot
 from fl_dist.report.series import MAX_POINTS_SMALL, Line, Points, over_seeds
 
 ROUND = "Round"

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from fl_dist.metrics.costs import COSTS, cumulative_costs
 from fl_dist.metrics.record import RoundRecord
-from fl_dist.report.run_reader import RunSnapshot, finite_or_none
+from fl_dist.report.numbers import finite_or_none
+from fl_dist.report.run_reader import RunSnapshot
 
 T = TypeVar("T")
 Points = dict[int, float]

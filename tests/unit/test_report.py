@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fl_dist.metrics.record import VALIDATION, Norms, RoundRecord, Seconds, Spread, WorkerRecord, display_of, field
 from fl_dist.report.record_charts import chart_fields
-from fl_dist.report.run_reader import RunSource
+from fl_dist.report.run_source import RunSource
 from fl_dist.report.series import Line, downsample, over_seeds
 from fl_dist.report.serve import LiveDocument, Server
 from fl_dist.report.tables import format_time
