@@ -10,7 +10,7 @@ from fl_dist.report.run_reader import RunSnapshot
 from fl_dist.report.run_source import RunGroup
 from fl_dist.report.series import Line, Points, SeriesCache, cost_axes, over_seeds
 from fl_dist.report.tables import text
-from fl_dist.results.collect import common_metric
+from fl_dist.results.run_result import common_metric
 from fl_dist.results.table import build_table
 from fl_dist.tasks import PrimaryMetric
 

@@ -10,14 +10,14 @@ from fl_dist.report.page import build_document, load_plotly, render_page
 from fl_dist.report.run_source import RunSource
 from fl_dist.report.series import SeriesCache
 from fl_dist.report.serve import LiveDocument, serve
-from fl_dist.results.archive import opened_archives
+from fl_dist.results.archive import open_archives
 from fl_dist.results.arguments import expand_arguments
 
 
 def report_command(arguments: argparse.Namespace) -> int:
     try:
         load_plotly()  # before the runs are read, which takes longer
-        with opened_archives(arguments.sources) as archives:
+        with open_archives(arguments.sources) as archives:
             source = RunSource(expand_arguments(arguments.runs), arguments.only, arguments.published, archives)
             if arguments.serve:
                 serve(LiveDocument(source), arguments.port)

@@ -21,7 +21,8 @@ from fl_dist.report.figures import (
     with_opacity,
 )
 from fl_dist.report.run_source import RunGroup
-from fl_dist.results.table import NOT_REACHED, ResultsTable, build_table, final_score
+from fl_dist.results.cells import NOT_REACHED, final_score
+from fl_dist.results.table import ResultsTable, build_table
 
 UNFINISHED = "*"
 """Start of the note that explains the mark of unfinished cells."""

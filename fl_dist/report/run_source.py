@@ -8,7 +8,8 @@ from pathlib import Path
 from fl_dist.common.errors import ConfigError
 from fl_dist.plots.base import distinct_names
 from fl_dist.report.run_reader import Fingerprint, RunSnapshot, file_fingerprint, read_run, run_fingerprint
-from fl_dist.results.collect import Collection, RunResult, collect
+from fl_dist.results.collect import Collection, collect
+from fl_dist.results.run_result import RunResult
 from fl_dist.storage.run_folder import CONFIG, find_runs
 
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import groupby
 
-from fl_dist.results.table import FAILED, NO_RUN, NOT_REACHED, Measure, Number, ResultsTable
+from fl_dist.results.cells import FAILED, NO_RUN, NOT_REACHED, Measure, Number
+from fl_dist.results.table import ResultsTable
 
 MAX_DECIMALS = 6
 """Of a number with a deviation; smaller ones are written with an exponent."""
