@@ -73,15 +73,8 @@ def _client_spread(builder: ReportBuilder, run: RunSnapshot) -> list[Part]:
         return points(run, lambda record: getattr(record.spread, name, None))
 
     loss, number = points(run, lambda record: record.train_loss), builder.number(run)
-    names = _range_chart(
-        builder,
-        run,
-        f"clients/loss/{number}",
-        "loss: mean, minimum and maximum",
-        loss,
-        spread("loss_min"),
-        spread("loss_max"),
-    )
+    title = "loss: mean, minimum and maximum"
+    names = _range_chart(builder, run, f"clients/loss/{number}", title, loss, spread("loss_min"), spread("loss_max"))
     mean, std = spread("norm_mean"), spread("norm_std")
     low, high = ({k: mean[k] + sign * std[k] for k in mean if k in std} for sign in (-1, 1))
     title = "norm of updates: mean ± standard deviation"

@@ -53,9 +53,8 @@ def _scores(panel: Panel) -> list[tuple[str, str, str, float]]:
     primary = f"{TEST}{metric.name}"
     last = [run.records[-1] for _, runs in panel.cells() for run in runs if run.records]
     keys = dict.fromkeys([f"{TEST}loss", "train_loss", *(f"{TEST}{name}" for record in last for name in record.test)])
-    first = (
-        (primary, f"test {metric.name}", "%", 100.0) if metric.percent else (primary, f"test {metric.name}", "", 1.0)
-    )
+    unit, scale = ("%", 100.0) if metric.percent else ("", 1.0)
+    first = primary, f"test {metric.name}", unit, scale
     return [first] + [(key, key.replace("_", " "), "", 1.0) for key in keys if key != primary]
 
 
