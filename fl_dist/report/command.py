@@ -4,6 +4,7 @@ import argparse
 
 from fl_dist.common import terminal
 from fl_dist.common.errors import FlDistError
+from fl_dist.common.files import write_output
 from fl_dist.common.formatting import format_bytes
 from fl_dist.common.paths import expand_path
 from fl_dist.report.page import build_document, load_plotly, render_page
@@ -22,16 +23,10 @@ def report_command(arguments: argparse.Namespace) -> int:
             if arguments.serve:
                 serve(LiveDocument(source), arguments.port)
             else:
-                _write(render_page(build_document(source, SeriesCache())), arguments.output)
+                file = expand_path(arguments.output)
+                size = write_output(file, render_page(build_document(source, SeriesCache())))
+                print(f"{file} ({format_bytes(size)})")
     except (FlDistError, OSError) as e:
         terminal.print_error(e, e if arguments.traceback else None)
         return 2
     return 0
-
-
-def _write(text: str, output: str) -> None:
-    file = expand_path(output)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    data = text.encode("utf-8", "replace")
-    file.write_bytes(data)
-    print(f"{file} ({format_bytes(len(data))})")

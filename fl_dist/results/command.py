@@ -8,6 +8,7 @@ from typing import Any
 
 from fl_dist.common import terminal
 from fl_dist.common.errors import ConfigError, FlDistError
+from fl_dist.common.files import write_output
 from fl_dist.common.formatting import suggest
 from fl_dist.common.paths import expand_path
 from fl_dist.config.sweeps import ExtraColumn, TableSettings
@@ -41,7 +42,10 @@ def _show(arguments: argparse.Namespace, collection: Collection) -> None:
     lines = figures.lines_over(collection, arguments.over) if over_file else []
     settings, published = _table_settings(arguments, collection), collection.published_file(arguments.published)
     table = build_table(collection, settings, arguments.cost or ["rounds"], published)
-    _write(render(table), arguments.output)
+    if arguments.output is None:
+        print(render(table))
+    else:
+        write_output(expand_path(arguments.output), f"{render(table)}\n")
     if curves_file and not curves.draw(collection, curves_file, arguments.against):
         print("no run has a score yet: no curves were drawn", file=sys.stderr)
     if scatter_file and not figures.draw_scatter(collection, scatter_file, arguments.x, settings):
@@ -114,12 +118,3 @@ def _output_format(arguments: argparse.Namespace) -> str:
     if suffix not in SUFFIXES:
         raise ConfigError(f"{arguments.output}: choose a --format, or let the name end in {', '.join(SUFFIXES)}")
     return SUFFIXES[suffix]
-
-
-def _write(text: str, output: str | None) -> None:
-    if output is None:
-        print(text)
-        return
-    file = expand_path(output)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"{text}\n", encoding="utf-8")
