@@ -21,7 +21,11 @@ class Measure:
     cost: str | None = None
     target: float | None = None
     """The cost is that of reaching it; None: of the whole run."""
-    also: ExtraColumn | None = None
+    extra: ExtraColumn | None = None
+
+    @property
+    def is_score(self) -> bool:
+        return self.cost is None and self.extra is None
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def summarize(
         values = []  # a mean over only the runs that reached the target would flatter
     over = table.spread or ("rounds" if len(values) == 1 else "seeds")
     spread = statistics.stdev(values) if over == "seeds" and len(values) > 1 else None
-    if over == "rounds" and measure.cost is None and measure.also is None:
+    if over == "rounds" and measure.is_score:
         spread = _spread_over_rounds(counted, table)
     value = statistics.fmean(values) if values else None
     return Number(value, spread, len(finished), len(runs), bool(with_scores), published, over)
@@ -66,11 +70,11 @@ def _value(run: RunResult, measure: Measure, table: TableSettings) -> float | No
     if measure.cost is not None:
         last = run.last_round if measure.target is None else first_round_reaching(run, measure.target)
         return None if last is None else run.costs_until([last], measure.cost)[0]
-    if measure.also is None:
+    if measure.extra is None:
         return final_score(run, table)
-    numbers, over = run.numbers(measure.also.key), measure.also.over
+    numbers, over = run.numbers(measure.extra.key), measure.extra.over
     if over == "final_window":
-        numbers = run.numbers(measure.also.key, after=run.start_of_window(table.final_window))
+        numbers = run.numbers(measure.extra.key, after=run.start_of_window(table.final_window))
     values = [value for value in (numbers[-1:] if over == "last" else numbers) if value is not None]
     return statistics.fmean(values) if values else None
 

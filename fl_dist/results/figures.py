@@ -67,7 +67,7 @@ def _label_of(key: str, table: TableSettings) -> str:
 
 def scatter_points(collection: Collection, key: str, table: TableSettings) -> dict[tuple[str, str], Point]:
     """By row and column: the score against a cost of the whole run, or against another number of its records."""
-    measure = Measure(key, key, cost=key) if key in COSTS else Measure(key, key, also=ExtraColumn(key=key))
+    measure = Measure(key, key, cost=key) if key in COSTS else Measure(key, key, extra=ExtraColumn(key=key))
     points = {}
     for row in collection.rows:
         for column in collection.columns:

@@ -33,7 +33,7 @@ class ResultsTable:
         known = {k: value for k, value in values.items() if value is not None}
         if not known or sum(row[column].has_scores for _, row in self.rows) < 2:
             return set()
-        minimize = measure.also.best == "min" if measure.also else measure.cost or self.primary_metric.best == "min"
+        minimize = measure.extra.best == "min" if measure.extra else measure.cost or self.primary_metric.best == "min"
         best = (min if minimize else max)(known.values())
         return {k for k, value in known.items() if value == best}
 
@@ -48,13 +48,13 @@ def build_table(
         raise ConfigError(f"a target of {high[0]:g} is beyond all: write 0.8 for 80 %")
     numbers = read_published(published, collection.name) if published else {}
     columns = [(c, m) for c in collection.columns for m in _measures(table, c, costs, metric)]
-    columns = [(c, m) for c, m in columns if not m.also or _has_numbers(collection, c, m.also, m.name, numbers)]
+    columns = [(c, m) for c, m in columns if not m.extra or _has_numbers(collection, c, m.extra, m.name, numbers)]
     rows = [
         (row, [summarize(collection.cell(row, c), m, table, numbers.get((row, c, m.name))) for c, m in columns])
         for row in collection.rows
     ]
     means = _columns_of_means(collection, table)
-    scores = {column: k for k, (column, m) in enumerate(columns) if not (m.cost or m.also)}
+    scores = {column: k for k, (column, m) in enumerate(columns) if m.is_score}
     for name, averaged in means.items():
         for row, cells in rows:
             cells.append(_mean([cells[scores[c]] for c in averaged], numbers.get((row, name, table.measure))))
@@ -70,15 +70,15 @@ def _measures(table: TableSettings, column: str, costs: Sequence[str], metric: P
         for target in table.targets_of(column)
         for cost in costs
     ]
-    extra = [Measure(name, name.replace("_", " "), also=also) for name, also in table.extra_columns.items()]
-    return [Measure(table.measure, metric.name), *to_targets, *extra]
+    extra_columns = [Measure(name, name.replace("_", " "), extra=extra) for name, extra in table.extra_columns.items()]
+    return [Measure(table.measure, metric.name), *to_targets, *extra_columns]
 
 
-def _has_numbers(collection: Collection, column: str, also: ExtraColumn, name: str, published: Published) -> bool:
-    if also.columns is not None:
-        return column in also.columns
+def _has_numbers(collection: Collection, column: str, extra: ExtraColumn, name: str, published: Published) -> bool:
+    if extra.columns is not None:
+        return column in extra.columns
     runs = [run for run in collection.runs if run.column == column]
-    return any((row, column, name) in published for row in collection.rows) or any(r.numbers(also.key) for r in runs)
+    return any((row, column, name) in published for row in collection.rows) or any(r.numbers(extra.key) for r in runs)
 
 
 def _format_target(target: float, metric: PrimaryMetric) -> str:
