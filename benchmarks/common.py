@@ -20,7 +20,7 @@ from fl_dist.distributed.memory import keep_freed_memory
 from fl_dist.distributed.process_group import ProcessGroup, connect
 from fl_dist.distributed.rank_info import find_rank
 from fl_dist.distributed.signals import StopRequest
-from fl_dist.execute import torch_settings
+from fl_dist.distributed.torch_settings import torch_settings
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.train import TrainingLoop
 from fl_dist.storage.run_folder import RunFolder

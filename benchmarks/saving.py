@@ -29,8 +29,8 @@ class Run:
 
     def __init__(self, root: Path, total: int) -> None:
         self.total, self.round = total, 0
-        self.checkpoint_writer = CheckpointWriter(root, single_process_group(Topology(device="cpu")), "run")
-        self.checkpoint_writer.manager = CheckpointManager(root, "run", 2, None, lambda: None)
+        manager = CheckpointManager(root, "run", 2, None, lambda: None)
+        self.checkpoint_writer = CheckpointWriter(root, single_process_group(Topology(device="cpu")), "run", manager)
         self.rng = np.random.default_rng(0)
         for _ in range(ENTRIES_PER_CLIENT * total // CHANGED + EXTRA_CHECKPOINTS + COMPACTION_INTERVAL):
             self.save_random_clients()

@@ -29,9 +29,10 @@ from fl_dist.algorithms.tables import (
 )
 from fl_dist.callbacks import callbacks
 from fl_dist.common.registry import Registry
+from fl_dist.config.builder_sections import BUILDER_SECTIONS, COMMON_KEYS, CallbackKeys, DiagnosticKeys
 from fl_dist.config.help import KeyInfo, list_keys, summary_of
-from fl_dist.config.schema import BUILDER_SECTIONS, COMMON_KEYS, CallbackKeys, Config, DiagnosticKeys
-from fl_dist.config.sweeps import ExtraColumn, Sweep
+from fl_dist.config.schema import Config
+from fl_dist.config.sweep_file import ExtraColumn, Sweep
 from fl_dist.diagnostics import diagnostics
 from fl_dist.metrics.keys import markdown_table
 from fl_dist.metrics.summary import MEANINGS

@@ -1,11 +1,10 @@
 """What `fl-dist diagnose` does: restore a run, measure it on all ranks, print and record the results."""
 
 import argparse
-import contextlib
 import itertools
 import json
-import logging
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,20 @@ from fl_dist.common.paths import expand_path
 from fl_dist.config import Config, read_recorded_config, validate
 from fl_dist.config.overrides import merge_overrides
 from fl_dist.diagnostics import build_diagnostics, diagnostics
+from fl_dist.distributed.failures import exit_code, needs_traceback
 from fl_dist.distributed.process_group import ProcessGroup, connect
-from fl_dist.distributed.rank_info import RankInfo, find_rank
+from fl_dist.distributed.rank_exit import end_failed_run
+from fl_dist.distributed.rank_info import RankInfo, find_rank, is_rank0
 from fl_dist.distributed.signals import ExitOnSignal
-from fl_dist.execute import end_failed_run, error_line, exit_code, needs_traceback, terminal_handler, torch_settings
+from fl_dist.distributed.torch_settings import torch_settings
 from fl_dist.federation.client_rows import check_workers
+from fl_dist.federation.client_state import client_reader
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.experiment_description import content_hashes
 from fl_dist.federation.flat_model import FlatModel
 from fl_dist.federation.post_hoc_diagnostics import Measurement, PostHocDiagnostics
 from fl_dist.federation.round_diagnostics import requirements_of
-from fl_dist.federation.train import client_reader
+from fl_dist.logs import show_warnings
 from fl_dist.plots import surfaces
 from fl_dist.plots.base import check_plot_file, distinct_names
 from fl_dist.storage.checkpoint import Checkpoint, newest_checkpoint, read_server
@@ -49,14 +51,13 @@ MAX_SHOWN = 5
 def diagnose_command(arguments: argparse.Namespace) -> int:
     """Exit codes as of a run."""
     rank_info = find_rank()
-    is_rank0 = rank_info is None or rank_info.rank == 0
     try:
         runs, overrides = _split_words(arguments.words)
         configs = {path: _load_config(path, overrides) for path in runs}
         plot_file = _check_plot_file(arguments.picture, configs.values())
-        with _show_warnings(is_rank0):
+        with show_warnings(rank_info):
             results = {str(path): _diagnose(path, config, rank_info) for path, config in configs.items()}
-        if is_rank0:
+        if is_rank0(rank_info):
             print("\n".join(_format_results(results)))
             if plot_file:
                 _draw(results, plot_file)
@@ -126,22 +127,10 @@ def _draw(results: dict[str, list[Measurement]], file: Path) -> None:
     print(f"picture: {file}")
 
 
-@contextlib.contextmanager
-def _show_warnings(is_rank0: bool) -> Iterator[None]:
-    """On the terminal: there is no log."""
-    handler = terminal_handler() if is_rank0 else logging.NullHandler()
-    log = logging.getLogger("fl_dist")
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-
-
 def _diagnose(path: Path, config: Config, rank_info: RankInfo | None) -> list[Measurement]:
     """Measure one run; the results are also appended to a file in its folder."""
-    folder, is_rank0 = RunFolder(path), rank_info is None or rank_info.rank == 0
-    with torch_settings(config), ExitOnSignal(f"nothing was measured of {path}", is_rank0) as stop:
+    folder = RunFolder(path)
+    with torch_settings(config), ExitOnSignal(f"nothing was measured of {path}", is_rank0(rank_info)) as stop:
         group = connect(rank_info, config.topology, config.comm, stop)
         try:
             check_workers(config, group)
@@ -149,7 +138,7 @@ def _diagnose(path: Path, config: Config, rank_info: RankInfo | None) -> list[Me
             _check_contents(experiment, folder)
             results = _restore(experiment, group, folder).measure(build_diagnostics(config.diagnostics), path)
         except Exception as e:
-            group.fail(error_line(e), exit_code(e))
+            group.fail(e)
             raise
         group.close()
     for entry in results:
@@ -177,7 +166,7 @@ def _check_contents(experiment: Experiment, folder: RunFolder) -> None:
 def _restore(experiment: Experiment, group: ProcessGroup, folder: RunFolder) -> PostHocDiagnostics:
     checkpoint = newest_checkpoint(folder.checkpoints, folder.read_info().id, lambda warning: None)
     rounds, server = _server_state(experiment, folder, checkpoint)
-    return PostHocDiagnostics(experiment, group, rounds, server, client_reader(folder, checkpoint))
+    return PostHocDiagnostics(experiment, group, rounds, server, client_reader(folder.checkpoints, checkpoint))
 
 
 def _server_state(
@@ -211,12 +200,8 @@ def _format_results(results: dict[str, list[Measurement]]) -> Iterator[str]:
     for run, entries in results.items():
         seconds = sum(entry["seconds"] for entry in entries)
         yield f"{run}: {seconds:.1f} s, also in {Path(run) / DIAGNOSTICS}"
-        for round_, group in itertools.groupby(sorted(entries, key=_round), _round):
+        for round_, group in itertools.groupby(sorted(entries, key=itemgetter("round")), itemgetter("round")):
             yield f"  after round {round_}: {', '.join(entry['label'] for entry in group)}"
-
-
-def _round(entry: Measurement) -> int:
-    return int(entry["round"])
 
 
 def _format_value(value: Any) -> str:

@@ -57,7 +57,7 @@ def _help_keys(argv: Sequence[str]) -> str:
 def _builder_help(words: Sequence[str], with_traceback: bool) -> list[str]:
     """Builders may be the user's: only their code knows their settings."""
     from fl_dist.config.help import help_lines
-    from fl_dist.execute import error_line
+    from fl_dist.distributed.failures import error_line
 
     try:
         return list(help_lines(words))

@@ -8,22 +8,16 @@ from fl_dist.callbacks.base import build_callbacks
 from fl_dist.common import terminal
 from fl_dist.common.errors import error_location
 from fl_dist.common.yaml_reader import to_yaml
-from fl_dist.config import Config, dump
+from fl_dist.config import Config
 from fl_dist.config.arguments import resolve_arguments
 from fl_dist.distributed import bf16
+from fl_dist.distributed.failures import error_line, exit_code, exit_error, log_error, needs_traceback
 from fl_dist.distributed.memory import keep_freed_memory
-from fl_dist.distributed.rank_info import RankInfo, find_rank
-from fl_dist.distributed.signals import EXIT_REQUEUE, StopRequest, end_with_parent
-from fl_dist.execute import (
-    end_failed_run,
-    error_line,
-    execute,
-    exit_code,
-    exit_error,
-    log_error,
-    needs_traceback,
-    torch_settings,
-)
+from fl_dist.distributed.rank_exit import end_failed_run
+from fl_dist.distributed.rank_info import RankInfo, find_rank, is_rank0
+from fl_dist.distributed.signals import EXIT_BAD_CONFIG, EXIT_REQUEUE, StopRequest, end_with_parent
+from fl_dist.distributed.torch_settings import torch_settings
+from fl_dist.execute import execute
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.experiment_description import describe, describe_assumptions
 from fl_dist.metrics.file import MetricsLostError
@@ -33,29 +27,28 @@ from fl_dist.storage.run_folder import RunFolder
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Run a configuration. Exit codes: 2 bad configuration, 75 interrupted but resumable, 1 any other failure."""
-    rank_info, is_rank0 = None, True
+    rank_info = None
     try:
         rank_info = find_rank()
-        is_rank0 = rank_info is None or rank_info.rank == 0
         if rank_info is not None and rank_info.has_launcher:
             end_with_parent()
         config, _ = resolve_arguments(arguments.config)
         folder = RunFolder(str(config.run.dir))
         bf16.ensure_bf16_works(config)
         if arguments.check:
-            return _check(config) if is_rank0 else 0
+            return _check(config) if is_rank0(rank_info) else 0
     except (SystemExit, KeyboardInterrupt) as e:
         if not error_location(e):  # a signal before anything began
             raise
         terminal.print_error(exit_error(e), e if arguments.traceback else None)
-        return 2
+        return EXIT_BAD_CONFIG
     except Exception as e:
         log_error(e)
-        if is_rank0:
+        if is_rank0(rank_info):
             # There is no log yet that could hold the traceback.
             shows_traceback = arguments.traceback or (needs_traceback(e) and not isinstance(e, ValueError | OSError))
             terminal.print_error(error_line(e), e if shows_traceback else None)
-        return 2
+        return EXIT_BAD_CONFIG
     return _run(config, folder, rank_info, arguments.traceback)
 
 
@@ -68,7 +61,7 @@ def _check(config: Config) -> int:
         lines = [*describe(experiment), *describe_assumptions(experiment)]
     for line in lines:
         print(f"# {line}")
-    print(to_yaml(dump(config)), end="")
+    print(to_yaml(config.model_dump()), end="")
     return 0
 
 

@@ -2,12 +2,10 @@
 
 import contextlib
 import io
-import json
-import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,17 +20,19 @@ from fl_dist.common.errors import ConfigError, DataError
 from fl_dist.common.imports import prepend_to_path
 from fl_dist.common.randomness import seed_global, torch_seed
 from fl_dist.common.rows import Rows, count_rows, main_tensor, tensors_of
-from fl_dist.config import BUILDER_SECTIONS, Config, read_recorded_config, validate
-from fl_dist.config.arguments import QUICKSTART, add_search_paths, default_run_name
-from fl_dist.config.overrides import merge_overrides
-from fl_dist.data import Dataset, class_labels
+from fl_dist.config import Config, read_recorded_config, validate
+from fl_dist.config.python_arguments import load_arguments
+from fl_dist.data import Dataset
 from fl_dist.distributed import bf16
+from fl_dist.distributed.failures import exit_code
+from fl_dist.distributed.rank_exit import end_failed_run
 from fl_dist.distributed.rank_info import find_rank
 from fl_dist.distributed.signals import StopRequest
-from fl_dist.execute import end_failed_run, execute, exit_code, torch_settings
+from fl_dist.distributed.torch_settings import torch_settings
+from fl_dist.execute import execute
 from fl_dist.federation.batch_loader import BatchLoader
 from fl_dist.federation.client_data import DTYPES, IMAGE_FORMATS
-from fl_dist.federation.client_rows import build_clients, build_data
+from fl_dist.federation.client_rows import build_clients, build_data, count_classes
 from fl_dist.federation.evaluation import evaluate_rows
 from fl_dist.federation.experiment import build_task
 from fl_dist.federation.flat_model import FlatModel
@@ -61,7 +61,7 @@ def run(config: str | Path | Mapping[str, Any] | None = None, *, quiet: bool = F
     return: rank 0 prints the error, and the process ends.
     """
     with _preserve_process_state():
-        validated = _load_config(config, overrides)
+        validated = load_arguments(config, overrides)
         folder = RunFolder(str(validated.run.dir))
         bf16.ensure_bf16_works(validated)
         output = contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext()
@@ -78,14 +78,11 @@ def run(config: str | Path | Mapping[str, Any] | None = None, *, quiet: bool = F
 
 @contextlib.contextmanager
 def _preserve_process_state() -> Iterator[None]:
-    """Restore logging, the search path of modules and the environment; settings of torch and signals have their own."""
-    log, search_path, environment = logging.getLogger("fl_dist"), list(sys.path), dict(os.environ)
-    level, propagate, handlers = log.level, log.propagate, list(log.handlers)
+    """Restore the search path of modules and the environment; the log, signals and settings of torch have their own."""
+    search_path, environment = list(sys.path), dict(os.environ)
     try:
         yield
     finally:
-        log.setLevel(level)
-        log.propagate, log.handlers[:] = propagate, handlers
         sys.path[:] = search_path
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
@@ -133,11 +130,9 @@ class Clients:
 
 
 def clients_of(config: Config, data: Dataset) -> Clients:
-    (rows, validation), labels = build_clients(config, data), class_labels(data.y_train.numpy())
-    if labels is None:
-        return Clients(rows, None, validation)
-    counts = np.stack([np.bincount(labels[r], minlength=data.classes) for r in rows])
-    return Clients(rows, counts, validation)
+    rows, validation = build_clients(config, data)
+    counts = count_classes(data, rows)
+    return Clients(rows, None if counts is None else np.stack(list(counts)), validation)
 
 
 class Run:
@@ -258,53 +253,3 @@ class Run:
         tensors, flat = read_server(self._folder.checkpoints, newest.manifest), FlatModel(module)
         flat.vector.copy_(tensors["x"])
         flat.buffers.write(tensors["buffers"])
-
-
-def _load_config(config: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Config:
-    """The validated configuration, with a run folder."""
-    path = str(config) if isinstance(config, str | Path) else str(QUICKSTART) if config is None else None
-    add_search_paths(None if config is None else path)
-    base = _to_plain_data(config) if isinstance(config, Mapping) else {}
-    words = _override_words(overrides)
-    validated = validate(*merge_overrides(path, words, base))
-    if validated.run.dir is None:
-        name = default_run_name(path or "run", [*_override_words(base), *words])
-        validated = validated.model_copy(update={"run": validated.run.model_copy(update={"dir": f"runs/{name}"})})
-    return validated
-
-
-def _override_words(keys: Mapping[str, Any]) -> list[str]:
-    """Keys as overrides of the command line."""
-    return [f"{key}={json.dumps(value)}" for key, value in _flatten(keys)]
-
-
-def _flatten(keys: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys with dots, as on the command line, and their values as plain data."""
-    for key, value in keys.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and "parts" not in value:
-            yield from _flatten(value, f"{name}.")
-        else:
-            is_builder = name in BUILDER_SECTIONS and not isinstance(value, Mapping)
-            yield (f"{name}.name" if is_builder else name), _to_plain_data(value)
-
-
-def _to_plain_data(value: Any) -> Any:
-    """Data for YAML; functions and classes become the `module:name` by which they are imported."""
-    if isinstance(value, Mapping):
-        return {_to_plain_data(key): _to_plain_data(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_plain_data(inner) for inner in value]
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, np.generic):
-        return value.item()
-    return _import_path(value) if callable(value) else value
-
-
-def _import_path(builder: Callable[..., Any]) -> str:
-    if not hasattr(builder, "__qualname__"):
-        raise ConfigError(f"a {type(builder).__name__} cannot be named; give the function or class that builds it")
-    if "<locals>" in builder.__qualname__:
-        raise ConfigError(f"{builder.__qualname__} is defined inside a function and cannot be imported; move it out")
-    return f"{builder.__module__}:{builder.__qualname__}"

@@ -16,7 +16,7 @@ from fl_dist.common.formatting import suggest
 from fl_dist.common.paths import expand_path
 from fl_dist.common.registry import StrictModel
 from fl_dist.common.yaml_reader import read_yaml
-from fl_dist.config.loading import validate_mapping
+from fl_dist.config.validation import validate_mapping
 from launch.devices import describe_placement
 
 Options = dict[str, Any]

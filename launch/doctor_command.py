@@ -12,14 +12,15 @@ from fl_dist.common.errors import FlDistError
 from fl_dist.common.files import write_atomically
 from fl_dist.common.paths import expand_path
 from fl_dist.config.arguments import resolve_arguments
-from fl_dist.distributed.rank_info import find_rank
+from fl_dist.distributed.failures import error_line
+from fl_dist.distributed.rank_info import find_rank, is_rank0
+from fl_dist.distributed.signals import EXIT_BAD_CONFIG
 from fl_dist.doctor.checks import Check
 from fl_dist.doctor.examine import Options, RanksMissingError, examine
 from fl_dist.doctor.render import exit_code, table_lines, to_json
-from fl_dist.execute import error_line
 from launch import local
 from launch.devices import visible_gpus
-from launch.node import EXIT_BAD_CONFIG, create_node
+from launch.node import create_node
 
 DEFAULT_RANKS = 3
 GRACE_SECONDS = 5.0
@@ -53,21 +54,21 @@ def _start_ranks(arguments: argparse.Namespace, words: list[str], threads: int, 
 
 
 def _run_as_rank(options: Options, arguments: argparse.Namespace) -> int:
-    start, is_rank0 = time.monotonic(), options.rank_info is None or options.rank_info.rank == 0
+    start, is_first = time.monotonic(), is_rank0(options.rank_info)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _exit_on_signal)
     try:
-        checks = examine(options, terminal.print_progress if is_rank0 else lambda _: None)
+        checks = examine(options, terminal.print_progress if is_first else lambda _: None)
     except RanksMissingError as e:
-        if not is_rank0:
+        if not is_first:
             terminal.print_error(e)
             return 1
         checks = [e.check]
     except (FlDistError, OSError, RuntimeError) as e:
-        if is_rank0 or arguments.traceback:
+        if is_first or arguments.traceback:
             terminal.print_error(error_line(e), e if arguments.traceback else None)
         return 1
-    return _print(checks, time.monotonic() - start, arguments.json) if is_rank0 else 0
+    return _print(checks, time.monotonic() - start, arguments.json) if is_first else 0
 
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> None:

@@ -19,8 +19,8 @@ from fl_dist.common import terminal
 from fl_dist.common.errors import ConfigError
 from fl_dist.common.formatting import shorten
 from fl_dist.common.terminal import parse_int_at_least
-from fl_dist.distributed.signals import HANDLED_SIGNALS, end_with_parent
-from launch.node import CHILD_LAUNCHER, EXIT_BAD_CONFIG, Node, create_node
+from fl_dist.distributed.signals import EXIT_BAD_CONFIG, HANDLED_SIGNALS, end_with_parent
+from launch.node import CHILD_LAUNCHER, Node, create_node
 
 SIGNAL_EXIT_BASE = 128
 """torchrun's exit code is this plus the number of the signal that ended it."""
@@ -134,7 +134,8 @@ def run_torchrun(arguments: list[str], node: Node, has_server: bool, grace_secon
     number = -code if code < 0 else code - SIGNAL_EXIT_BASE
     if number > 0:
         if not node.is_stopping:
-            terminal.print_error(f"torchrun was ended by {_signal_name(number)}; start the same command to resume")
+            name = signal.Signals(number).name
+            terminal.print_error(f"torchrun was ended by {name}; start the same command to resume")
         node.terminate(grace_seconds + TERMINATION_MARGIN_SECONDS)
     elif has_server and node.has_left_silently(0):
         terminal.print_error("rank 0 ended without an error, as after os._exit; start the same command to resume")
@@ -163,14 +164,10 @@ def _torchrun(arguments: list[str], node: Node, launcher_pid: int) -> None:
         rank, failure = e.get_first_failure()
         # A rank that recorded its exit code reported its error itself, however its interpreter ended after that.
         if failure.exitcode < 0 and not node.has_exit_code(failure.local_rank):
-            name = _signal_name(-failure.exitcode)
+            name = signal.Signals(-failure.exitcode).name
             terminal.print_error(f"rank {rank} was ended by {name}; start the same command to resume")
             node.record_exit(failure.local_rank, 1, is_fatal=False)
         sys.exit(1)
-
-
-def _signal_name(number: int) -> str:
-    return signal.Signals(number).name
 
 
 if __name__ == "__main__":

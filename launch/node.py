@@ -1,22 +1,22 @@
 """What a launcher and the ranks of its node share, as files in a folder: process ids, a stop request, exit codes."""
 
 import contextlib
-import logging
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from fl_dist.distributed.signals import EXIT_REQUEUE, HANDLED_SIGNALS
+from fl_dist.distributed.signals import EXIT_BAD_CONFIG, EXIT_REQUEUE, handle_signals
 
 NODE_FOLDER = "FL_DIST_NODE"
 """Environment variable of ranks: the folder."""
 CHILD_LAUNCHER = "FL_DIST_CHILD_LAUNCHER"
 """Environment variable of a launcher that another launcher started, and that ends with it."""
-EXIT_BAD_CONFIG = 2
+NO_RESTART_CODES = (0, EXIT_BAD_CONFIG, EXIT_REQUEUE)
+"""Exit codes of ranks that must not be started again."""
 STRAGGLER_SECONDS = 5.0
 """How long other ranks may take to notice that one has failed; they need less than one."""
 
@@ -45,17 +45,17 @@ class Node:
             self._fatal.touch()
         (self.path / f"{rank}.code").write_text(str(code))
 
-    def has_exit_code(self, rank: int | str) -> bool:
+    def has_exit_code(self, rank: int) -> bool:
         """Whether the rank is done; only its interpreter may still be shutting down."""
         return (self.path / f"{rank}.code").exists()
 
     def has_left_silently(self, rank: int) -> bool:
         """Whether it has ended without recording an exit code."""
-        return str(rank) in self._pids() and not self.has_exit_code(rank) and not self.is_rank_alive(rank)
+        return rank in self._pids() and not self.has_exit_code(rank) and not self.is_rank_alive(rank)
 
     def is_rank_alive(self, rank: int) -> bool:
         """Whether the rank's process exists, even if SIGSTOP suspended it."""
-        return is_process_alive(self._pids().get(str(rank), 0))
+        return is_process_alive(self._pids().get(rank, 0))
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:
         """Signal handler: pass the signal to the ranks, because torchrun would kill them while they save."""
@@ -84,19 +84,20 @@ class Node:
         for rank, pid in self._pids().items():
             was_there = (self.path / f"{rank}.pid").stat().st_mtime < failed  # it is no rank of the next attempt
             if was_there and not self.has_exit_code(rank) and is_process_alive(pid):
-                self.record_exit(int(rank), 1, is_fatal=False)
+                self.record_exit(rank, 1, is_fatal=False)
                 os.kill(pid, signal.SIGKILL)
 
     def _first_failure(self) -> float | None:
         """When the first rank recorded that it failed; each rank finds a bad configuration by itself."""
-        others = {str(code) for code in (0, EXIT_BAD_CONFIG, EXIT_REQUEUE)}
+        others = set(map(str, NO_RESTART_CODES))
         return min((f.stat().st_mtime for f in self.path.glob("*.code") if f.read_text() not in others), default=None)
 
-    def _pids(self) -> dict[str, int]:
+    def _pids(self) -> dict[int, int]:
+        """The process of each rank."""
         pids = {}
         for file in self.path.glob("*.pid"):
             with contextlib.suppress(ValueError):  # the rank is just writing it
-                pids[file.stem] = int(file.read_text())
+                pids[int(file.stem)] = int(file.read_text())
         return pids
 
     def exit_code(self, has_failed: bool, is_finished: bool) -> int:
@@ -127,46 +128,9 @@ def find_node() -> Node:
     return Node(Path(os.environ[NODE_FOLDER]))
 
 
-@contextlib.contextmanager
-def handle_signals(
-    handler: Callable[[int, FrameType | None], object] | signal.Handlers,
-    numbers: Sequence[signal.Signals] = HANDLED_SIGNALS,
-    is_stopping: Callable[[], bool] = lambda: False,
-) -> Iterator[None]:
-    """A program that `is_stopping` ends after the context; a repeated signal then does not change its exit code."""
-    previous = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, previous_handler in previous.items():
-            signal.signal(number, signal.SIG_IGN if is_stopping() else previous_handler)
-
-
 def is_process_alive(pid: int) -> bool:
     """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-class FirstErrorHandler(logging.Handler):
-    """Context: records the first error that fl_dist logged, and whether a restart may fix it."""
-
-    message: str | None = None
-    is_transient = False
-    lost_ranks: Sequence[int] = ()
-
-    def __enter__(self) -> "FirstErrorHandler":
-        self.setLevel(logging.ERROR)
-        logging.getLogger("fl_dist").addHandler(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger("fl_dist").removeHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self.message is None:
-            self.message = record.getMessage().splitlines()[0]
-            self.is_transient = getattr(record, "is_transient", False)
-            self.lost_ranks = getattr(record, "ranks", ())

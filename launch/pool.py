@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from fl_dist.common.formatting import format_duration
 from fl_dist.config.sweeps import SweepRun
-from fl_dist.distributed.signals import EXIT_REQUEUE
-from launch.node import CHILD_LAUNCHER, handle_signals
+from fl_dist.distributed.signals import EXIT_REQUEUE, handle_signals
+from launch.node import CHILD_LAUNCHER
 from launch.run_status import read_progress
 
 PROGRESS_INTERVAL_SECONDS = 1.0

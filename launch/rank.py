@@ -4,18 +4,40 @@ torchrun takes every exit code but 0 for a failure to be retried. A run that was
 reported an error of its own must not be restarted: its code goes to the file, and torchrun sees a rank that succeeded.
 """
 
+import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from functools import partial
 from types import FrameType
 
 from fl_dist.common import terminal
 from fl_dist.distributed.rank_exit import call_before_exit
-from fl_dist.distributed.signals import EXIT_REQUEUE, HANDLED_SIGNALS, end_with_parent
-from launch.node import EXIT_BAD_CONFIG, FirstErrorHandler, Node, find_node
+from fl_dist.distributed.signals import EXIT_BAD_CONFIG, EXIT_REQUEUE, HANDLED_SIGNALS, end_with_parent
+from launch.node import NO_RESTART_CODES, Node, find_node
 
-NO_RESTART_CODES = (0, EXIT_BAD_CONFIG, EXIT_REQUEUE)
+
+class FirstErrorHandler(logging.Handler):
+    """Context: records the first error that fl_dist logged, and whether a restart may fix it."""
+
+    message: str | None = None
+    is_transient = False
+    lost_ranks: Sequence[int] = ()
+
+    def __enter__(self) -> "FirstErrorHandler":
+        self.setLevel(logging.ERROR)
+        logging.getLogger("fl_dist").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("fl_dist").removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.message is None:
+            self.message = record.getMessage().splitlines()[0]
+            self.is_transient = getattr(record, "is_transient", False)
+            self.lost_ranks = getattr(record, "ranks", ())
 
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> None:

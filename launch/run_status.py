@@ -10,7 +10,8 @@ from fl_dist.common.errors import UserError, error_message
 from fl_dist.common.files import check_regular
 from fl_dist.common.formatting import format_duration
 from fl_dist.metrics.record import RoundRecord, parse_record
-from fl_dist.storage.run_folder import METRICS, RunFolder, is_locked
+from fl_dist.storage.folder_lock import is_locked
+from fl_dist.storage.run_folder import METRICS, RunFolder
 from fl_dist.tasks import PrimaryMetric
 
 RECENT_ROUNDS = 10

@@ -20,10 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     parser = terminal.ArgumentParser(prog="python -m launch.submit", description=__doc__.splitlines()[0])
-    add, gpus_help = (
-        parser.add_argument,
-        "one rank per GPU (default 0: ranks on the CPU; with --local: all visible GPUs)",
-    )
+    add = parser.add_argument
+    gpus_help = "one rank per GPU (default 0: ranks on the CPU; with --local: all visible GPUs)"
     add(
         "run_arguments", nargs="+", metavar="CONFIG key.sub=value", help="a YAML file and overrides, as for fl-dist run"
     )

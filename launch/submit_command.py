@@ -11,12 +11,12 @@ from fl_dist.common import terminal
 from fl_dist.common.errors import ConfigError
 from fl_dist.common.formatting import pluralize
 from fl_dist.config.arguments import resolve_arguments
-from fl_dist.config.loading import validate_mapping
-from fl_dist.distributed.signals import EXIT_REQUEUE
+from fl_dist.config.validation import validate_mapping
+from fl_dist.distributed.signals import EXIT_BAD_CONFIG, EXIT_REQUEUE, handle_signals
 from fl_dist.storage.run_folder import RunFolder
 from launch import cluster
 from launch.devices import visible_gpus
-from launch.node import EXIT_BAD_CONFIG, create_node, handle_signals
+from launch.node import create_node
 from launch.run_status import failure_reason
 from launch.task import DoctorTask, Task
 

@@ -27,9 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     parser = terminal.ArgumentParser(prog="python -m launch.sweep", description=__doc__.splitlines()[0])
-    add, only_help = parser.add_argument, "only runs with this name or label (may be repeated)"
+    add = parser.add_argument
     add("sweep", metavar="SWEEP.yaml", help="keys: " + ", ".join(SWEEP_KEYS))
     add("overrides", nargs="*", metavar="key.sub=value", help="for all runs; they override everything else")
+    only_help = "only runs with this name or label (may be repeated)"
     add("--only", action="append", default=[], metavar="PATTERN", help=only_help)
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--status", action="store_true", help="show the progress of the runs")

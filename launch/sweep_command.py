@@ -14,12 +14,12 @@ from fl_dist.common.errors import ConfigError
 from fl_dist.common.files import write_atomically
 from fl_dist.common.formatting import pluralize
 from fl_dist.common.yaml_reader import read_yaml
-from fl_dist.config.loading import validate_mapping
 from fl_dist.config.sweeps import SweepRun, read_sweep
-from fl_dist.distributed.signals import EXIT_REQUEUE
-from fl_dist.storage.run_folder import RunFolder, is_locked
+from fl_dist.config.validation import validate_mapping
+from fl_dist.distributed.signals import EXIT_BAD_CONFIG, EXIT_REQUEUE
+from fl_dist.storage.folder_lock import is_locked
+from fl_dist.storage.run_folder import RunFolder
 from launch import cluster
-from launch.node import EXIT_BAD_CONFIG
 from launch.pool import run_locally
 from launch.run_status import Status, format_table, job_log, latest_log, read_queue, read_status
 from launch.task import Task

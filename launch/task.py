@@ -18,11 +18,11 @@ from submitit.helpers import DelayedSubmission
 from fl_dist.common import terminal
 from fl_dist.common.errors import FlDistError
 from fl_dist.distributed.rank_exit import call_before_exit
-from fl_dist.distributed.rank_info import rendezvous_port
+from fl_dist.distributed.rank_info import RankInfo, rendezvous_port
 from fl_dist.distributed.signals import EXIT_REQUEUE, end_with_parent
 from fl_dist.storage.run_folder import RunFolder
-from launch.node import FirstErrorHandler, Node, find_node, is_process_alive
-from launch.rank import run_main
+from launch.node import Node, find_node, is_process_alive
+from launch.rank import FirstErrorHandler, run_main
 from launch.requeue import is_job_running
 
 SERVER_ERROR_DELAY_SECONDS = 8.0
@@ -49,7 +49,7 @@ class Task:
         rank = environment.global_rank
         if self._is_finished:
             return
-        os.environ.update(rank_variables(environment))
+        os.environ.update(read_rank(environment).to_environment())
         end_with_parent()
         requeue = partial(_requeue, environment, signal.getsignal(JobEnvironment._usr_sig()))
         with FirstErrorHandler() as error, call_before_exit(partial(self._leave, environment, requeue, error)):
@@ -109,22 +109,17 @@ class DoctorTask:
 
         terminal.prepare_terminal()
         environment = JobEnvironment()
-        os.environ.update(rank_variables(environment))
+        os.environ.update(read_rank(environment).to_environment())
         if code := main(self.arguments):
             _raise_failure(environment.global_rank, f"fl-dist doctor ended with exit code {code}")
 
 
-def rank_variables(environment: JobEnvironment) -> dict[str, str]:
-    """The variables from which fl_dist reads its rank, as torchrun would set them."""
-    tasks, nodes = environment.num_tasks, environment.num_nodes
-    return {
-        "RANK": str(environment.global_rank),
-        "WORLD_SIZE": str(tasks),
-        "LOCAL_RANK": str(environment.local_rank),
-        "LOCAL_WORLD_SIZE": str(tasks // nodes),
-        "MASTER_ADDR": "127.0.0.1" if environment.cluster == "local" else environment.hostnames[0],
-        "MASTER_PORT": str(rendezvous_port(int(environment.raw_job_id))),
-    }
+def read_rank(environment: JobEnvironment) -> RankInfo:
+    tasks = environment.num_tasks
+    host = "127.0.0.1" if environment.cluster == "local" else environment.hostnames[0]
+    port = rendezvous_port(int(environment.raw_job_id))
+    local_size = tasks // environment.num_nodes
+    return RankInfo(environment.global_rank, tasks, environment.local_rank, local_size, host, port)
 
 
 def _requeue(environment: JobEnvironment, handler: Any) -> None:

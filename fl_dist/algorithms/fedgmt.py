@@ -27,29 +27,38 @@ FirstTeacher = Annotated[
 Elapsed = Annotated[bool, Field(description="decay by the number of rounds since the client was active")]
 
 
-@parts.register
-class Trajectory(Part):
-    """Distils from an average of the global models so far, kept by the server."""
+class Teacher(Part):
+    """Distils from an average of the global models so far."""
 
-    server: tuple[str, ...] = ("ema",)
-    published: tuple[str, ...] = ("ema",)
     extra_passes = (1, 0)
     needs = ("logits",)
     role = "teacher"
-    reports: ClassVar = {"ema_distance": "distance of the teacher from the model"}
 
     def __init__(self, *, distill: Distill = 1.0, temperature: Temperature = 3.0, ema_decay: EmaDecay = 0.95) -> None:
         self.weight, self.temperature, self.decay = distill, temperature, ema_decay
 
-    def server_init(self, x: Tensor) -> dict[str, Tensor]:
-        return {name: x.clone() for name in self.server}
-
     def teacher(self, s: Vars, i: Vars) -> Tensor:
-        return s.ema
+        """The average."""
+        raise NotImplementedError
 
     def penalty(self, output: ModelOutput, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Tensor:
         teacher = forward(self.teacher(s, i), batch[0])
         return self.weight * distillation(teacher.logits, output.logits, self.temperature)
+
+
+@parts.register
+class Trajectory(Teacher):
+    """Distils from an average of the global models so far, kept by the server."""
+
+    server = ("ema",)
+    published = ("ema",)
+    reports: ClassVar = {"ema_distance": "distance of the teacher from the model"}
+
+    def server_init(self, x: Tensor) -> dict[str, Tensor]:
+        return {"ema": x.clone()}
+
+    def teacher(self, s: Vars, i: Vars) -> Tensor:
+        return s.ema
 
     def after_update(self, s: Vars, r: Round) -> None:
         s.ema.lerp_(s.x, 1 - self.decay)
@@ -59,12 +68,10 @@ class Trajectory(Part):
 
 
 @parts.register
-class ClientTrajectory(Trajectory):
+class ClientTrajectory(Teacher):
     """The same with an average of its own for each client, so that nothing more is sent."""
 
-    server = published = ()
     client = ("e_i", "last")
-    reports: ClassVar = {}
 
     def __init__(
         self,
@@ -89,12 +96,6 @@ class ClientTrajectory(Trajectory):
 
     def teacher(self, s: Vars, i: Vars) -> Tensor:
         return i.e_i
-
-    def after_update(self, s: Vars, r: Round) -> None:
-        pass
-
-    def report(self, s: Vars, mean: Vars, r: Round) -> dict[str, Number]:
-        return {}
 
 
 @entry("Li et al. 2025")

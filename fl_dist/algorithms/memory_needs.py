@@ -49,7 +49,7 @@ def is_model_sized(tensor: Tensor) -> bool:
 
 def _trace_server_round(algorithm: Algorithm) -> tuple[int, int]:
     """How many vectors are published, and the peak bytes of the server's variables, means and temporaries."""
-    x, on_demand = torch.zeros(VECTOR_SIZE), _OnDemandVectors()
+    x, on_demand = torch.zeros(VECTOR_SIZE), OnDemandVectors()
     r, counter = on_demand.round(), _ByteCounter()
     with counter:
         s, update = algorithm.server_init(x), torch.zeros(VECTOR_SIZE)
@@ -64,7 +64,7 @@ def _trace_server_round(algorithm: Algorithm) -> tuple[int, int]:
 
 def _trace_client_round(algorithm: Algorithm, optimizer: Optimizer) -> int:
     """Peak bytes in addition to the model, the messages and the vector for gradients."""
-    on_demand = _OnDemandVectors()
+    on_demand = OnDemandVectors()
     r = on_demand.round()
     s = algorithm.publish(algorithm.server_init(torch.zeros(VECTOR_SIZE)), r)
     w, gradient = torch.zeros(VECTOR_SIZE), torch.zeros(VECTOR_SIZE)
@@ -90,7 +90,7 @@ def _trace_client_round(algorithm: Algorithm, optimizer: Optimizer) -> int:
     return counter.peak + on_demand.bytes
 
 
-class _OnDemandVectors:
+class OnDemandVectors:
     """The vectors of a round that only some parts use, with the bytes of those that were used."""
 
     def __init__(self) -> None:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from fl_dist.algorithms import algorithms, papers, parts
-from fl_dist.algorithms.core import Algorithm, Round, changes_upload
-from fl_dist.algorithms.memory_needs import FLOAT_BYTES, VECTOR_SIZE, is_model_sized, memory_needs
+from fl_dist.algorithms.core import Algorithm
+from fl_dist.algorithms.memory_needs import FLOAT_BYTES, VECTOR_SIZE, OnDemandVectors, is_model_sized, memory_needs
 from fl_dist.algorithms.paper_costs import PAPER_COSTS, PublishedCost
+from fl_dist.algorithms.part import changes_upload
 from fl_dist.algorithms.privacy_accountant import has_opacus
 from fl_dist.common.formatting import format_bytes
 from fl_dist.optimizers import Optimizer, optimizers
@@ -56,19 +57,9 @@ class DryRun:
     """A chain on a small vector instead of a model, up to the first local step; counts messages, memory and passes."""
 
     def __init__(self, algorithm: Algorithm) -> None:
-        self.algorithm, x = algorithm, torch.zeros(VECTOR_SIZE)
-        r = Round(
-            *(0, 1.0, 1, 1),
-            first=lambda: x,
-            weights=lambda: x > 0,
-            parameters=lambda: x == 0,
-            parameter_count=VECTOR_SIZE,
-            channels=1,
-            steps=1,
-            samples=1,
-        )
-        self.round, self.received = r, algorithm.publish(algorithm.server_init(x), r)
-        self.state = algorithm.client_init(self.received, r)
+        self.algorithm, self.round = algorithm, OnDemandVectors().round()
+        self.received = algorithm.publish(algorithm.server_init(torch.zeros(VECTOR_SIZE)), self.round)
+        self.state = algorithm.client_init(self.received, self.round)
         self.downloads = sum(map(is_model_sized, vars(self.received).values()))
         self.state_vectors = sum(map(is_model_sized, vars(self.state).values()))
         self.full_passes = self.backwards = 0

@@ -1,4 +1,4 @@
-"""Norms of vectors, and statistics of numbers that may not be finite."""
+"""Norms of vectors and steps along them, and statistics of numbers that may not be finite."""
 
 import math
 import statistics
@@ -23,6 +23,21 @@ def float64_norm(v: Tensor) -> Tensor:
         v = torch.stack([torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in chunks])
     length: Tensor = torch.linalg.vector_norm(v, dtype=torch.float64)
     return length
+
+
+def unit_vector(v: Tensor) -> Tensor:
+    """v/‖v‖ with one norm over all parameters, and 0 for 0."""
+    return v * _inverse_norm(v)
+
+
+def ascend(w: Tensor, v: Tensor, rho: float) -> Tensor:
+    """w + rho*unit(v), in one pass and in the memory of v."""
+    return torch.addcmul(w, v, rho * _inverse_norm(v), out=v)
+
+
+def _inverse_norm(v: Tensor) -> Tensor:
+    norm = torch.linalg.vector_norm(v)
+    return torch.where(norm > 0, 1 / norm, torch.zeros_like(norm))
 
 
 def mean(values: Sequence[float]) -> float:

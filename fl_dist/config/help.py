@@ -19,8 +19,9 @@ from fl_dist.common.files import write_atomically
 from fl_dist.common.key_listing import KEY_LISTING
 from fl_dist.common.registry import Registry, section_of
 from fl_dist.config.arguments import add_search_paths, split_arguments
+from fl_dist.config.builder_sections import BUILDER_SECTIONS, COMMON_KEYS, CallbackKeys, DiagnosticKeys
 from fl_dist.config.overrides import merge_overrides
-from fl_dist.config.schema import BUILDER_SECTIONS, COMMON_KEYS, CallbackKeys, Config, DiagnosticKeys
+from fl_dist.config.schema import Config
 from fl_dist.diagnostics import diagnostics
 
 

@@ -2,20 +2,16 @@
 
 import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from fl_dist.common.errors import ConfigError
 from fl_dist.common.formatting import shorten
 from fl_dist.common.yaml_reader import MAX_DEPTH, YamlError, parse_yaml, read_yaml
-from fl_dist.config.schema import BUILDER_SECTIONS, RENAMED_KEYS
-
-KeyPath = tuple[Any, ...]
-Sources = Mapping[KeyPath, str]
-"""Where keys were set; a key that is not in it was set where its section was, down to the empty path."""
-COMMAND_LINE = "the command line"
-NO_SOURCES: Sources = {(): "the configuration"}
+from fl_dist.config.builder_sections import BUILDER_SECTIONS
+from fl_dist.config.schema import RENAMED_KEYS
+from fl_dist.config.sources import COMMAND_LINE, NO_SOURCES, KeyPath, Sources
 
 
 def merge_overrides(
@@ -94,12 +90,6 @@ def _apply(raw: dict[str, Any], override: str, sources: dict[KeyPath, str]) -> N
         node.clear()
     node[path[-1]] = value
     sources[path] = COMMAND_LINE
-
-
-def source_of(path: KeyPath, sources: Sources) -> str:
-    """Where a key was set, for the end of a message."""
-    source = next(sources[path[:end]] for end in range(len(path), -1, -1) if path[:end] in sources)
-    return f"{'on' if source == COMMAND_LINE else 'in'} {source}"
 
 
 def read_recorded_config(path: str | Path) -> Any:

@@ -4,15 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fl_dist.algorithms import algorithms
-from fl_dist.common.registry import Registry, StrictModel
-from fl_dist.data import datasets
-from fl_dist.data.augmentation import augmentations
-from fl_dist.data.partition import partitions
-from fl_dist.models import models
-from fl_dist.optimizers import build_rate, optimizers, schedules
+from fl_dist.common.registry import StrictModel
+from fl_dist.optimizers import build_rate
 from fl_dist.optimizers.schedules import Rate
-from fl_dist.tasks import tasks
 
 MAX_COUNT = 10**7
 """Of clients, epochs, rows of a batch: larger numbers are typing errors."""
@@ -169,67 +163,6 @@ class Monitor(StrictModel):
     wandb: Wandb = Wandb()
 
 
-class ModelKeys(StrictModel):
-    """Keys of `model` besides the settings of its builder."""
-
-    init: Annotated[str | None, key("a .safetensors file with every parameter by name, to start from")] = None
-    pretrained: Annotated[str | None, key("a .safetensors file: parameters of the same name and shape are loaded")] = (
-        None
-    )
-    train: Annotated[
-        list[str] | None,
-        key("names of the parameters to train, with * for any text; the others are frozen and never sent"),
-    ] = None
-
-
-class DataKeys(StrictModel):
-    """Keys of `data` besides the settings of its builder."""
-
-    local: Annotated[
-        bool,
-        key(
-            "each worker reads its own files, rank 0 the test rows; {client} in a path is a client's number, or server"
-        ),
-    ] = False
-
-
-class DiagnosticKeys(StrictModel):
-    """Keys of a diagnostic besides its settings."""
-
-    name: Annotated[str | None, key("the diagnostic (default: the label)")] = None
-    every: Annotated[int, key("rounds between measurements", ge=1)] = 10
-
-
-class CallbackKeys(StrictModel):
-    """Keys of a callback beside its settings."""
-
-    optional: Annotated[bool, key("if the callback fails, continue without it")] = False
-
-
-class OptimizerKeys(StrictModel):
-    """Keys of `local.optimizer` besides the settings of its builder."""
-
-    keep: Annotated[
-        Literal["round", "client"], key("its variables are new in each round, or kept for each client between rounds")
-    ] = "round"
-
-
-class ScheduleKeys(StrictModel):
-    """Keys of a schedule besides its settings."""
-
-    warmup: Annotated[int, key("first rounds, in which the rate grows linearly to lr", ge=0)] = 0
-
-
-COMMON_KEYS: dict[str, type[StrictModel]] = {
-    "data": DataKeys,
-    "model": ModelKeys,
-    "local.optimizer": OptimizerKeys,
-    "local.schedule": ScheduleKeys,
-    "server.schedule": ScheduleKeys,
-}
-"""Keys of a section that every builder has."""
-
-
 class Config(StrictModel):
     seed: Annotated[int, key("source of all randomness", ge=0)] = 0
     rounds: Annotated[int, key("communication rounds; a run may be resumed with more", ge=1, le=10**9)] = 500
@@ -262,18 +195,6 @@ class Config(StrictModel):
         return build_rate(self.server.lr, self.server.schedule, self.rounds)
 
 
-BUILDER_SECTIONS: dict[str, Registry[Any]] = {
-    "task": tasks,
-    "data": datasets,
-    "augment": augmentations,
-    "partition": partitions,
-    "model": models,
-    "algorithm": algorithms,
-    "local.optimizer": optimizers,
-    "local.schedule": schedules,
-    "server.schedule": schedules,
-}
-"""Sections of the form {name: ..., settings}: the registries of their builders."""
 LAYOUT_KEYS = (
     *("run", "data.root", "data.local", "clients.placement"),
     *("checkpoint", "monitor", "diagnostics", "callbacks"),

@@ -64,8 +64,8 @@ def _fetch(arguments: argparse.Namespace) -> None:
 
 def _check(arguments: argparse.Namespace) -> None:
     from fl_dist.data import datasets, shared_arrays
+    from fl_dist.data.domains import list_published_domains
     from fl_dist.data.download import get_source
-    from fl_dist.data.image_folders import list_published_domains
 
     source, root, start = get_source(arguments.name), expand_path(arguments.root), time.monotonic()
     settings: dict[str, Any] = {"root": str(root)}
@@ -104,7 +104,7 @@ def _show(arguments: argparse.Namespace) -> None:
     if counts is None:
         raise DataError("the targets of this data are no classes: there is no more to show")
     print(f"classes per client   {_format_range((counts > 0).sum(1))}")
-    print(f"largest class of a client, share of its rows  {_format_range((counts.max(1) / counts.sum(1)), '.2f')}")
+    print(f"largest class of a client, share of its rows  {_format_range(counts.max(1) / counts.sum(1), decimals=2)}")
     print(f"rows per class       {_format_range(counts.sum(0))}")
     if arguments.output:
         settings = " ".join(f"{key}={value}" for key, value in config.partition.items() if key != "name")
@@ -113,12 +113,11 @@ def _show(arguments: argparse.Namespace) -> None:
         print(f"picture              {arguments.output}")
 
 
-def _format_range(values: Any, form: str = ",.0f") -> str:
+def _format_range(values: Any, decimals: int = 0) -> str:
     import numpy as np
 
-    low, high = np.min(values), np.max(values)
-    mean = format(np.mean(values), form if form != ",.0f" else ",.1f")
-    return f"{low:{form}} to {high:{form}}, mean {mean}" if low != high else f"{low:{form}}"
+    low, high = (f"{extreme:,.{decimals}f}" for extreme in (np.min(values), np.max(values)))
+    return low if low == high else f"{low} to {high}, mean {np.mean(values):,.{max(decimals, 1)}f}"
 
 
 def _cache(arguments: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ from fl_dist.common.errors import DataError, error_message
 from fl_dist.common.paths import expand_path
 from fl_dist.data import shared_arrays
 from fl_dist.data.dataset import Dataset, dataset_from_arrays, datasets
-from fl_dist.data.download_sources import FETCH_COMMAND, SOURCES, missing_data_message, redownload_hint
+from fl_dist.data.download_sources import FETCH_COMMAND, SOURCES, find_folder, missing_data_message, redownload_hint
 
 CLASSES = 4
 PADDING = 0
@@ -35,7 +35,7 @@ def ag_news(
 ) -> Dataset:
     """AG News from its published files: class (from 1), title, description."""
     base = expand_path(root)
-    folder = base / "ag_news_csv" if (base / "ag_news_csv").is_dir() else base
+    folder = find_folder(base, "ag_news_csv")
     files = {"train": folder / train, "test": folder / "test.csv"}
     for file in files.values():
         if not file.is_file():

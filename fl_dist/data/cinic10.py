@@ -15,7 +15,7 @@ from fl_dist.common.paths import expand_path
 from fl_dist.common.rows import main_tensor
 from fl_dist.data import shared_arrays
 from fl_dist.data.dataset import SPLITS, Dataset, dataset_from_arrays, datasets
-from fl_dist.data.download_sources import missing_data_message, redownload_hint
+from fl_dist.data.download_sources import find_folder, missing_data_message, redownload_hint
 from fl_dist.data.images import list_labelled_images, write_labelled_images
 from fl_dist.data.npz import read_npz
 
@@ -30,7 +30,7 @@ ROOT_DESCRIPTION = "folder cinic-10 (train/<class>/*.png and test, or cinic10.np
 def cinic10(*, root: Annotated[str, Field(min_length=1, description=ROOT_DESCRIPTION)]) -> Dataset:
     """CINIC-10 from its published folders, or from one file cinic10.npz of the same arrays (faster)."""
     base = expand_path(root)
-    folder = base / "cinic-10" if (base / "cinic-10").is_dir() else base
+    folder = find_folder(base, "cinic-10")
     if (folder / PACKED).is_file():
         return _read_packed(folder / PACKED)
     for split in SPLITS:
@@ -44,7 +44,7 @@ def cinic10(*, root: Annotated[str, Field(min_length=1, description=ROOT_DESCRIP
             files = list_labelled_images(folders[split])
             if empty := set(range(len(CLASSES))) - {label for _, label in files}:
                 raise DataError(f"{folders[split][min(empty)]} contains no image; {redownload_hint('cinic10')}")
-            write_labelled_images(allocate, split, files, lambda image: image, IMAGE, "cinic10")
+            write_labelled_images(allocate, split, files, lambda image, size: image, IMAGE[1], "cinic10")
 
     sources = [entry for of_split in folders.values() for entry in of_split if entry.is_dir()]
     arrays = shared_arrays.load_or_build("cinic10", sources, None, build)

@@ -1,6 +1,6 @@
 """What a data set is, and how its rows become model input."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -14,7 +14,7 @@ from fl_dist.common.registry import Registry
 from fl_dist.common.rows import R, Rows, count_rows, describe_rows, main_tensor, map_rows
 
 SPLITS = ("train", "test")
-NOT_LEARNT = -100
+IGNORE_INDEX = -100
 """The target of a token that is not learnt: padding, or a prompt."""
 NUMERIC_INTEGERS = ("uint8", "int8", "int16")
 """Integer types of rows that are numbers (pixels, audio samples); all other integers are ids."""
@@ -49,7 +49,7 @@ class Dataset:
             x, y = getattr(self, f"x_{split}"), getattr(self, f"y_{split}")
             if not isinstance(y, Tensor):
                 raise DataError(f"y_{split} of a data set is of type {type(y).__name__}, not a tensor")
-            if (rows := _count_checked(f"x_{split}", x)) != len(y):
+            if (rows := _check_and_count(f"x_{split}", x)) != len(y):
                 raise DataError(f"a data set needs one target per row; x_{split} has {rows} rows, y_{split} {len(y)}")
             if y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
                 object.__setattr__(self, f"y_{split}", y.long())  # the type of labels in torch
@@ -94,15 +94,23 @@ class Dataset:
         return not self.is_numeric and y.shape == main_tensor(self.x_train).shape and not y.is_floating_point()
 
 
-def dataset_from_arrays(arrays: Mapping[str, np.ndarray], classes: int, **known: Any) -> Dataset:
-    """A data set from arrays under the names of its tensors; of a split without arrays it has no rows."""
-    present = next(split for split in SPLITS if f"x_{split}" in arrays)
+def dataset_from_arrays(
+    arrays: Mapping[str, np.ndarray], classes: int, tensor_names: Sequence[str] = (), **known: Any
+) -> Dataset:
+    """A data set from arrays x_train, y_train and so on; of a split without arrays it has no rows.
 
-    def tensor(x: str, split: str) -> Tensor:
-        name = f"{x}_{split}"
-        return torch.from_numpy(arrays[name] if name in arrays else arrays[f"{x}_{present}"][:0])
+    `tensor_names`: of the tensors of a row, if there are several; their arrays are called x_train.NAME.
+    """
+    present = next(split for split in SPLITS if f"y_{split}" in arrays)
 
-    x_train, y_train, x_test, y_test = (tensor(x, split) for split in SPLITS for x in "xy")
+    def tensor(kind: str, split: str, name: str = "") -> Tensor:
+        array = arrays.get(f"{kind}_{split}{name}")
+        return torch.from_numpy(arrays[f"{kind}_{present}{name}"][:0] if array is None else array)
+
+    def rows(split: str) -> Rows:
+        return {name: tensor("x", split, f".{name}") for name in tensor_names} or tensor("x", split)
+
+    x_train, x_test, y_train, y_test = rows("train"), rows("test"), tensor("y", "train"), tensor("y", "test")
     return Dataset(x_train, y_train, x_test, y_test, classes, client=arrays.get("client"), **known)
 
 
@@ -130,7 +138,7 @@ def row_kind(x: Tensor | np.ndarray) -> str:
     return name if name in NUMERIC_INTEGERS else "float" if "float" in name else "ids"
 
 
-def _count_checked(name: str, rows: object) -> int:
+def _check_and_count(name: str, rows: object) -> int:
     """The number of rows, if they are a tensor or several of equal length by name."""
     if isinstance(rows, Tensor):
         return len(rows)

@@ -1,7 +1,6 @@
 """Download published data: resumed after a break, checked against its checksum, extracted completely or not at all."""
 
 import hashlib
-import json
 import logging
 import shutil
 import sys
@@ -20,8 +19,7 @@ from fl_dist.common.formatting import format_bytes, suggest
 from fl_dist.data.download_sources import SOURCES, File, Source
 
 log = logging.getLogger(__name__)
-WORK_FOLDER = ".fetch"  # below root, per data set: incomplete files, and a manifest of those that were installed
-MANIFEST = "fetched.json"
+WORK_FOLDER = ".fetch"  # below root, per data set: incomplete files
 READ_TIMEOUT_SECONDS = 60.0
 RESUME_HINT = "run the same command again to resume"
 
@@ -33,14 +31,12 @@ def download(name: str, root: Path, overwrite: bool = False) -> None:
     if not source.files:
         raise DataError(f"{source.title} has to be downloaded by hand: {source.page}; put it into {folder}")
     work.mkdir(parents=True, exist_ok=True)
-    manifest = _read_manifest(work)
     for file in source.files:
-        if not overwrite and _is_installed(file, folder, manifest):
+        if not overwrite and _is_installed(file, folder):
             log.info("%s: already there (--again downloads it again)", file.name)
             continue
         archive = _download_and_verify(file, work)
-        manifest[file.md5] = _install(archive, folder, work, overwrite)
-        (work / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        _install(archive, folder, work, overwrite)
         archive.unlink(missing_ok=True)
     log.info("%s is in %s", source.title, folder)
 
@@ -51,19 +47,10 @@ def get_source(name: str) -> Source:
     return SOURCES[name]
 
 
-def _is_installed(file: File, folder: Path, manifest: dict[str, list[str]]) -> bool:
+def _is_installed(file: File, folder: Path) -> bool:
     """Downloaded before, or copied here by hand."""
-    entries = manifest.get(file.md5) or [file.contents or file.name]
+    entries = file.contents or (file.name,)
     return all((folder / entry).exists() or (folder / entry.removesuffix(".gz")).exists() for entry in entries)
-
-
-def _read_manifest(work: Path) -> dict[str, list[str]]:
-    """By md5: the entries that a file was installed as."""
-    try:
-        manifest = json.loads((work / MANIFEST).read_text())
-    except (OSError, ValueError):
-        return {}
-    return manifest if isinstance(manifest, dict) else {}
 
 
 def _download_and_verify(file: File, work: Path) -> Path:
@@ -115,8 +102,8 @@ def _md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def _install(archive: Path, folder: Path, work: Path, overwrite: bool) -> list[str]:
-    """Move the contents of an archive, or the file itself, into the folder; return the names of its entries there."""
+def _install(archive: Path, folder: Path, work: Path, overwrite: bool) -> None:
+    """Move the contents of an archive, or the file itself, into the folder."""
     staging = work / f"{archive.name}.new"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
@@ -132,7 +119,6 @@ def _install(archive: Path, folder: Path, work: Path, overwrite: bool) -> list[s
             raise DataError(f"{existing[0]} exists already; --again replaces it")
         for name in names:
             _replace(staging / name, folder / name)
-        return names
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

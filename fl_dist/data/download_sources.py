@@ -10,8 +10,8 @@ FETCH_COMMAND = "fl-dist data fetch"
 class File:
     url: str
     md5: str
-    contents: str = ""
-    """The file or folder that an archive unpacks to, which shows that it is already present."""
+    contents: tuple[str, ...] = ()
+    """Files or folders of an archive, which show that it is already present."""
 
     @property
     def name(self) -> str:
@@ -49,19 +49,19 @@ SOURCES = {
     "cifar10": Source(
         "CIFAR-10",
         ".",
-        (File(f"{_CIFAR}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", "cifar-10-batches-bin"),),
+        (File(f"{_CIFAR}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", ("cifar-10-batches-bin",)),),
         (50000, 10000),
     ),
     "cifar100": Source(
         "CIFAR-100",
         ".",
-        (File(f"{_CIFAR}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", "cifar-100-binary"),),
+        (File(f"{_CIFAR}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", ("cifar-100-binary",)),),
         (50000, 10000),
     ),
     "cinic10": Source(
         "CINIC-10",
         "cinic-10",
-        (File(f"{_CINIC}/CINIC-10.tar.gz", "6ee4d0c996905fe93221de577967a372", "train"),),
+        (File(f"{_CINIC}/CINIC-10.tar.gz", "6ee4d0c996905fe93221de577967a372", ("train", "test")),),
         (90000, 90000),
     ),
     "mnist": Source(
@@ -91,13 +91,13 @@ SOURCES = {
     "emnist": Source(
         "EMNIST",
         "EMNIST",
-        (File("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e", "gzip"),),
+        (File("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e", ("gzip",)),),
         (697932, 116323),
     ),
     "tiny_imagenet": Source(
         "Tiny-ImageNet",
         ".",
-        (File(f"{_TINY}/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de", "tiny-imagenet-200"),),
+        (File(f"{_TINY}/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de", ("tiny-imagenet-200",)),),
         (100000, 10000),
     ),
     "ag_news": Source(
@@ -113,12 +113,12 @@ SOURCES = {
         "DomainNet",
         "DomainNet",
         (
-            File(f"{_VISDA}/groundtruth/clipart.zip", "cd0d8f2d77a4e181449b78ed62bccf1e", "clipart"),
-            File(f"{_VISDA}/infograph.zip", "720380b86f9e6ab4805bb38b6bd135f8", "infograph"),
-            File(f"{_VISDA}/groundtruth/painting.zip", "1ae32cdb4f98fe7ab5eb0a351768abfd", "painting"),
-            File(f"{_VISDA}/quickdraw.zip", "bdc1b6f09f277da1a263389efe0c7a66", "quickdraw"),
-            File(f"{_VISDA}/real.zip", "dcc47055e8935767784b7162e7c7cca6", "real"),
-            File(f"{_VISDA}/sketch.zip", "658d8009644040ff7ce30bb2e820850f", "sketch"),
+            File(f"{_VISDA}/groundtruth/clipart.zip", "cd0d8f2d77a4e181449b78ed62bccf1e", ("clipart",)),
+            File(f"{_VISDA}/infograph.zip", "720380b86f9e6ab4805bb38b6bd135f8", ("infograph",)),
+            File(f"{_VISDA}/groundtruth/painting.zip", "1ae32cdb4f98fe7ab5eb0a351768abfd", ("painting",)),
+            File(f"{_VISDA}/quickdraw.zip", "bdc1b6f09f277da1a263389efe0c7a66", ("quickdraw",)),
+            File(f"{_VISDA}/real.zip", "dcc47055e8935767784b7162e7c7cca6", ("real",)),
+            File(f"{_VISDA}/sketch.zip", "658d8009644040ff7ce30bb2e820850f", ("sketch",)),
         ),
         images=586575,
     ),
@@ -132,6 +132,12 @@ SOURCES = {
         page="https://github.com/facebookresearch/DomainBed (domainbed/scripts/download.py)",
     ),
 }
+
+
+def find_folder(root: Path, name: str) -> Path:
+    """The folder of that name in root, or root itself if there is none."""
+    folder = root / name
+    return folder if folder.is_dir() else root
 
 
 def missing_data_message(name: str, root: Path, missing: str) -> str:

@@ -5,7 +5,7 @@ import math
 import struct
 import zlib
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -20,17 +20,6 @@ from fl_dist.data.download_sources import missing_data_message, redownload_hint
 MAGIC = {3: 0x0803, 1: 0x0801}  # first word of a file of bytes, by the number of its dimensions
 CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 Root = Annotated[str, Field(min_length=1, description="folder with the idx files, or whose folder raw has them")]
-
-
-class EmnistTransform(NamedTuple):
-    """EMNIST's images are transposed, its letters are numbered from 1, and a share of its rows may be drawn."""
-
-    first_label: int = 0
-    share: float = 1.0
-
-    def __call__(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        rows = np.sort(rng.permutation(len(x))[: max(1, int(self.share * len(x)))]) if self.share < 1 else slice(None)
-        return x[rows].transpose(0, 2, 1), y[rows] - self.first_label
 
 
 @datasets.register
@@ -59,9 +48,9 @@ def emnist(
 ) -> Dataset:
     """Handwritten letters and digits: Cohen et al. (2017); pixels from 0 to 1, not normalised further."""
     prefixes = (f"emnist-{split}-train-", f"emnist-{split}-test-")
-    first = int(split == "letters")
+    first = int(split == "letters")  # these are numbered from 1
     labels = range(first, CLASSES[split] + first)
-    arrays = _load("emnist", "EMNIST", root, prefixes, labels, EmnistTransform(first, share))
+    arrays = _load("emnist", "EMNIST", root, prefixes, labels, share, is_transposed=True)
     return dataset_from_arrays(arrays, CLASSES[split])
 
 
@@ -71,7 +60,8 @@ def _load(
     root: str,
     prefixes: tuple[str, str],
     labels: range,
-    transform: EmnistTransform | None = None,
+    share: float = 1.0,
+    is_transposed: bool = False,
 ) -> shared_arrays.Arrays:
     base = expand_path(root)
     folders = [base, base / "raw", base / folder / "raw", base / folder, base / folder / "gzip"]
@@ -87,11 +77,14 @@ def _load(
             if y.min() not in labels or y.max() not in labels:
                 known = f"{labels[0]} to {labels[-1]}"
                 raise DataError(f"{label_file} has labels {y.min()} to {y.max()}; {name} has {known}")
-            x, y = (x, y) if transform is None else transform(x, y, rng)
+            if share < 1:
+                rows = np.sort(rng.permutation(len(x))[: max(1, int(share * len(x)))])
+                x, y = x[rows], y[rows]
+            x = x.transpose(0, 2, 1) if is_transposed else x
             allocate(f"x_{split}", (len(x), 1, *x.shape[1:]), np.uint8)[:, 0] = x
-            allocate(f"y_{split}", y.shape, np.int64)[:] = y
+            allocate(f"y_{split}", y.shape, np.int64)[:] = y - labels[0]
 
-    return shared_arrays.load_or_build(name, [file for pair in files for file in pair], transform, build)
+    return shared_arrays.load_or_build(name, [file for pair in files for file in pair], share, build)
 
 
 def _find_file(name: str, folders: list[Path], file: str) -> Path:

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 FORMATS = ("PNG", "JPEG")  # Pillow would take others by their content, such as PostScript, for which it runs a program
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CHUNK_IMAGES = 64  # decoded by a thread at a time
 MIN_IMAGES_FOR_PROGRESS = 10_000
 
-Transform = Callable[["Image"], "Image"]
+Transform = Callable[["Image", int], "Image"]
+"""Scales an image to a square of so many pixels per side."""
 
 
 class EncodedImage(NamedTuple):
@@ -43,16 +45,17 @@ def write_labelled_images(
     split: str,
     files: Sequence[tuple[Path, int]],
     transform: Transform,
-    shape: tuple[int, ...],
+    size: int,
     name: str,
 ) -> None:
     """Arrays x and y of a split from (file, label)."""
     allocate(f"y_{split}", (len(files),), np.int64)[:] = [label for _, label in files]
-    decode_images([file for file, _ in files], allocate(f"x_{split}", (len(files), *shape), np.uint8), transform, name)
+    x = allocate(f"x_{split}", (len(files), 3, size, size), np.uint8)
+    decode_images([file for file, _ in files], x, transform, name)
 
 
 def decode_images(files: Sequence[Path | EncodedImage], out: np.ndarray, transform: Transform, name: str) -> None:
-    """Each file as a row of uint8 [n, 3, H, W]; `transform` scales an image to the rows' size."""
+    """Each file as a row of uint8 [n, 3, size, size]."""
     try:
         from PIL import Image  # noqa: F401  (here, so that its absence is reported once)
     except ImportError:
@@ -64,7 +67,7 @@ def decode_images(files: Sequence[Path | EncodedImage], out: np.ndarray, transfo
     def decode_chunk(start: int) -> int:
         chunk = files[start : start + CHUNK_IMAGES]
         for row, file in enumerate(chunk, start):
-            out[row] = _read_pixels(file, transform, out.shape[2:], name)
+            out[row] = _read_pixels(file, transform, out.shape[2], name)
         return len(chunk)
 
     is_quiet = not (is_long and has_terminal)
@@ -79,7 +82,7 @@ def decode_images(files: Sequence[Path | EncodedImage], out: np.ndarray, transfo
 def list_images(folder: Path) -> list[Path]:
     """The images of a folder by name: the same order on every file system."""
     try:
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(SUFFIXES))
+        names = sorted(name for name in os.listdir(folder) if name.lower().endswith(SUFFIXES))
     except OSError as e:
         raise DataError(f"{folder} cannot be read ({error_message(e)})") from None
     return [folder / name for name in names if not name.startswith(".")]
@@ -88,6 +91,11 @@ def list_images(folder: Path) -> list[Path]:
 def list_labelled_images(folders: Sequence[Path]) -> list[tuple[Path, int]]:
     """All images of one folder per class, with the index of the class; folders may be missing."""
     return [(file, label) for label, folder in enumerate(folders) if folder.is_dir() for file in list_images(folder)]
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """By name, without hidden ones."""
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def resize(image: "Image", size: int) -> "Image":
@@ -108,17 +116,15 @@ def center_crop(image: "Image", size: int) -> "Image":
     return image.crop((left, top, left + size, top + size))
 
 
-def _read_pixels(file: Path | EncodedImage, transform: Transform, shape: tuple[int, ...], name: str) -> np.ndarray:
+def _read_pixels(file: Path | EncodedImage, transform: Transform, size: int, name: str) -> np.ndarray:
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(file.content) if isinstance(file, EncodedImage) else file, formats=FORMATS) as image:
-            pixels = np.asarray(transform(image.convert("RGB"))).transpose(2, 0, 1)
+            pixels = np.asarray(transform(image.convert("RGB"), size)).transpose(2, 0, 1)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as e:
         hint = f"fetch {name} again" if name in SOURCES else "replace or remove it"
         raise DataError(f"image {file} cannot be read ({error_message(e)}); {hint}") from None
-    if pixels.shape[1:] != shape:
-        raise DataError(
-            f"image {file} is {pixels.shape[2]}x{pixels.shape[1]}; images of {name} are {shape[1]}x{shape[0]}"
-        )
+    if pixels.shape[1:] != (size, size):
+        raise DataError(f"image {file} is {pixels.shape[2]}x{pixels.shape[1]}; images of {name} are {size}x{size}")
     return pixels

@@ -62,22 +62,22 @@ def npz(
     ] = None,
 ) -> Dataset:
     """Arrays of the user's, and optionally the client of each training row."""
-    data = _declare(read_npz(expand_path(path), splits), classes, vocabulary)
+    data = _set_sizes(read_npz(expand_path(path), splits), classes, vocabulary)
     if mean is None and std is None and normalise is None:
         return data
     if not data.is_numeric:
         raise DataError(f"data file {path}: x_train holds ids, which cannot be normalised; remove mean, std, normalise")
-    if normalise == "auto" and (mean or std):
+    if normalise is None:
+        return replace(data, mean=tuple(mean or ()), std=tuple(std or ()))
+    if mean or std:
         raise DataError("data.normalise is auto, but data.mean or data.std is set too; remove one of them")
-    if normalise == "auto" and tuple(splits) != SPLITS:
+    if tuple(splits) != SPLITS:
         raise DataError("data.normalise=auto needs the training rows of all clients; with data.local set mean and std")
-    statistics = (
-        channel_statistics(main_tensor(data.x_train).numpy()) if normalise else (tuple(mean or ()), tuple(std or ()))
-    )
-    return replace(data, mean=statistics[0], std=statistics[1])
+    channel_mean, channel_std = channel_statistics(main_tensor(data.x_train).numpy())
+    return replace(data, mean=channel_mean, std=channel_std)
 
 
-def _declare(data: Dataset, classes: int | None, vocabulary: int | None) -> Dataset:
+def _set_sizes(data: Dataset, classes: int | None, vocabulary: int | None) -> Dataset:
     """With these numbers of classes and ids; a file need not hold a row of each."""
     if classes is not None and data.classes > classes:
         raise DataError(f"data.classes is {classes}, but the data has a label {data.classes - 1}")
@@ -192,8 +192,6 @@ def _check_targets(arrays: Arrays, name: str, rows: str) -> None:
         return
     if y.dtype.kind not in "iuf":
         raise DataError(f"{name} is {y.dtype}; it needs integers from 0 on, or numbers to predict")
-    if len(y) != len(arrays[rows]):
-        raise DataError(f"{name} has {len(y)} rows, {rows} {len(arrays[rows])}; it needs one for each")
     _check_finite(y, name)
 
 

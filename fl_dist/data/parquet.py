@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,19 +20,19 @@ from fl_dist.data.images import EncodedImage, decode_images, resize
 from fl_dist.data.npz import channel_statistics
 from fl_dist.data.tables import (
     ClassNames,
+    Column,
     TestRows,
     describe_files,
-    draw_test_rows,
     find_splits,
     number_clients,
     number_labels,
     print_size,
+    split_masks,
 )
 
 BATCH_ROWS = 1000
 INDEX = re.compile(r"__index_level_\d+__")
 """The name under which pandas stores a table's index."""
-Column = Annotated[str, Field(min_length=1)]
 Block = np.ndarray | list[EncodedImage]
 """Rows of one split, or of several: features [n, k], or images."""
 
@@ -118,7 +117,7 @@ def _write_tables(
     """Labels and clients first: then it is known how many rows there are, and which of them are held out."""
     print_size(files, "reading")
     values = {source: _read_values(own, settings.label) for source, own in files.items()}
-    splits = {source: _split_rows(source, len(own), test) for source, own in values.items()}
+    splits = {source: split_masks(source, len(own), test) for source, own in values.items()}
     labels = {split: _choose(values[source], mask) for source, own in splits.items() for split, mask in own.items()}
     targets, classes = _to_targets(labels, settings)
     for split, target in targets.items():
@@ -146,14 +145,6 @@ def _read_values(files: Sequence[Path], column: str) -> list[Any]:
     if not values:
         raise DataError(f"{files[0]} has no rows; write some to it")
     return values
-
-
-def _split_rows(source: str, rows: int, test: str | float) -> dict[str, np.ndarray]:
-    """Which rows of these files are in each split."""
-    if isinstance(test, str):
-        return {source: np.ones(rows, dtype=bool)}
-    is_test = draw_test_rows(rows, test)
-    return {"train": ~is_test, "test": is_test}
 
 
 def _to_targets(labels: dict[str, list[Any]], settings: TableSettings) -> tuple[dict[str, np.ndarray], int]:
@@ -189,7 +180,7 @@ def _row_type(block: Block, settings: TableSettings) -> tuple[tuple[int, ...], t
 
 def _fill(out: np.ndarray, block: Block, chosen: np.ndarray, settings: TableSettings, file: Path) -> None:
     if isinstance(block, list):
-        decode_images([block[k] for k in chosen], out, partial(resize, size=settings.size), str(file))
+        decode_images([block[k] for k in chosen], out, resize, str(file))
     elif block.shape[1:] != out.shape[1:]:
         raise DataError(
             f"{file}: rows have {block.shape[1]} numbers, those before them {out.shape[1]}; make them equal"

@@ -79,15 +79,14 @@ def hold_out(parts: RowLists, share: float, rows: int, seed: int) -> tuple[RowLi
     is_held_out = is_drawn[indices]
     if not is_held_out.any():
         raise DataError(f"clients.validation={share:g} holds out no row: clients have at most {sizes.max()}")
-    pieces = [(part, is_held_out[first:last]) for part, first, last in zip(parts, bounds, bounds[1:], strict=False)]
-    training = [part[~held] for part, held in pieces]
-    emptied = [client for client, part in enumerate(training) if not len(part)]
-    if emptied:
-        names = ", ".join(map(str, emptied[:10])) + (", ..." if len(emptied) > 10 else "")
+    masks = split_at(is_held_out, bounds)
+    training = [part[~mask] for part, mask in zip(parts, masks, strict=True)]
+    if empty := [client for client, part in enumerate(training) if not len(part)]:
+        names = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
         raise DataError(
-            f"clients.validation={share:g} leaves {pluralize(len(emptied), 'client')} without training rows: {names}"
+            f"clients.validation={share:g} leaves {pluralize(len(empty), 'client')} without training rows: {names}"
         )
-    return training, [part[held] for part, held in pieces]
+    return training, [part[mask] for part, mask in zip(parts, masks, strict=True)]
 
 
 @partitions.register

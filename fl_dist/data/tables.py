@@ -18,6 +18,7 @@ from fl_dist.data.dataset import SPLITS
 
 MAX_CLASSES = 2**20
 MIN_BYTES_FOR_PROGRESS = 100e6
+Column = Annotated[str, Field(min_length=1)]
 TestRows = Annotated[
     Annotated[str, Field(min_length=1)] | Annotated[float, Field(gt=0, lt=1)],
     Field(description="test rows: files, as in path; or the share of all rows that is held out, always the same ones"),
@@ -40,7 +41,8 @@ def find_files(path: str, key: str, suffixes: Sequence[str]) -> list[Path]:
         what = f"has no file of a known format ({', '.join(suffixes)})" if base.is_dir() else "does not exist"
         raise DataError(f"{key} {shorten(path)} {what}; name a file, a pattern such as DIR/*{suffixes[0]}, or a folder")
     if unknown := [suffix for suffix in formats if suffix not in suffixes]:
-        raise DataError(f"{key} {shorten(path)} is of another format ({unknown[0] or 'no suffix'}): {_list(suffixes)}")
+        known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
+        raise DataError(f"{key} {shorten(path)} is of another format ({unknown[0] or 'no suffix'}): {known}")
     if len(formats) > 1:
         raise DataError(
             f"{key} {shorten(path)} holds files of several formats ({', '.join(formats)}); name one pattern"
@@ -88,6 +90,14 @@ def draw_test_rows(rows: int, share: float) -> np.ndarray:
     is_test = np.zeros(rows, dtype=bool)
     is_test[generator(0, "test rows").permutation(rows)[:count]] = True
     return is_test
+
+
+def split_masks(source: str, rows: int, test: str | float) -> dict[str, np.ndarray]:
+    """Which rows of the files of `source` are in each split: all in its own, unless test rows are drawn from them."""
+    if isinstance(test, str):
+        return {source: np.ones(rows, dtype=bool)}
+    is_test = draw_test_rows(rows, test)
+    return {"train": ~is_test, "test": is_test}
 
 
 def number_clients(values: Sequence[Any], column: str) -> np.ndarray:
@@ -142,7 +152,3 @@ def _count_classes(labels: Sequence[int], column: str, classes: int | list[str] 
         wrong, end = (low if low < 0 else high), f" to {known - 1}" if known else ""
         raise DataError(f"the column {column!r} has a label {wrong}; number labels from 0 on{end}")
     return known or high + 1
-
-
-def _list(suffixes: Sequence[str]) -> str:
-    return f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"

@@ -3,21 +3,16 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fl_dist.common.errors import DataError
 from fl_dist.common.paths import expand_path
-from fl_dist.common.rows import Rows
 from fl_dist.data import shared_arrays
-from fl_dist.data.dataset import SPLITS, Dataset, datasets
-from fl_dist.data.tables import ClassNames, TestRows, describe_files, find_splits
+from fl_dist.data.dataset import SPLITS, Dataset, dataset_from_arrays, datasets
+from fl_dist.data.tables import ClassNames, Column, TestRows, describe_files, find_splits
 from fl_dist.data.text_files import SUFFIXES, Document
 from fl_dist.data.text_rows import TENSOR_NAMES, TextSettings, write_rows
 from fl_dist.data.tokenizer import load_tokenizer, tokenizer_files
-
-Column = Annotated[str, Field(min_length=1)]
 
 
 @datasets.register
@@ -62,21 +57,5 @@ def text(
         write_rows(allocate, files, test, load_tokenizer(folder, end), settings)
 
     arrays = shared_arrays.load_or_build("text", sources, (settings, end, describe_files(files), test), build)
-    return _to_dataset(arrays, splits[0])
-
-
-def _to_dataset(arrays: shared_arrays.Arrays, known: str) -> Dataset:
-    """`known`: a split that was read; there are no rows of one that was not."""
-
-    def tensor(kind: str, split: str, name: str = "") -> Tensor:
-        own = f"{kind}_{split}{name}"
-        return torch.from_numpy(arrays[own] if own in arrays else arrays[f"{kind}_{known}{name}"][:0])
-
-    def rows(split: str) -> Rows:
-        if f"x_{known}" in arrays:
-            return tensor("x", split)
-        return {name: tensor("x", split, f".{name}") for name in TENSOR_NAMES}
-
     classes, vocabulary = (int(arrays[name]) for name in ("classes", "vocabulary"))
-    x_train, x_test, y_train, y_test = rows("train"), rows("test"), tensor("y", "train"), tensor("y", "test")
-    return Dataset(x_train, y_train, x_test, y_test, classes, vocabulary=vocabulary, client=arrays.get("client"))
+    return dataset_from_arrays(arrays, classes, () if is_packed else TENSOR_NAMES, vocabulary=vocabulary)

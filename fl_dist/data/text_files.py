@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,8 +34,12 @@ class Table:
         """Where one of these rows is, for an error."""
         return f"{self.file}, row {self.first + position}"
 
+    def slice(self, start: int, end: int) -> "Table":
+        columns = {name: values[start:end] for name, values in self.columns.items()}
+        return Table(self.file, self.first + start, columns)
 
-def read_tables(files: Iterable[Path], columns: Sequence[str], document: Document = "line") -> Iterator[Table]:
+
+def read_tables(files: Iterable[Path], columns: Sequence[str], document: Document) -> Iterator[Table]:
     """The columns, some rows at a time. `document`: what a row of a .txt file is."""
     inner = [column for column in columns if column != FILE_COLUMN]
     for file in files:
@@ -121,11 +126,6 @@ def _read_lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _in_chunks(values: Iterable[Any]) -> Iterator[list[Any]]:
-    chunk: list[Any] = []
-    for value in values:
-        chunk.append(value)
-        if len(chunk) == CHUNK_ROWS:
-            yield chunk
-            chunk = []
-    if chunk:
+    iterator = iter(values)
+    while chunk := list(islice(iterator, CHUNK_ROWS)):
         yield chunk

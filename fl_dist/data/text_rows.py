@@ -3,14 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fl_dist.common.errors import DataError
-from fl_dist.data.dataset import SPLITS
 from fl_dist.data.shared_arrays import Allocate
-from fl_dist.data.tables import draw_test_rows, number_clients, number_labels, print_size
+from fl_dist.data.tables import number_clients, number_labels, print_size, split_masks
 from fl_dist.data.text_files import Document, Table, fill_template, read_tables, template_columns
 from fl_dist.data.tokenizer import TextTokenizer
 from fl_dist.data.tokens import (
@@ -23,7 +22,7 @@ from fl_dist.data.tokens import (
     to_documents,
 )
 
-GROUP_LETTERS = 2**20
+MAX_CHARACTERS = 2**20
 """Of the texts that are tokenized at a time: the tokenizer needs a hundred bytes per token."""
 TENSOR_NAMES = ("input_ids", "attention_mask")
 """Those of padded rows, as models of the transformers library name them."""
@@ -44,11 +43,14 @@ class TextSettings:
     document: Document
 
     @property
+    def text_columns(self) -> list[str]:
+        templates = [self.text] if self.answer is None else [self.prompt, self.answer]
+        return [column for template in templates for column in template_columns(template)]
+
+    @property
     def columns(self) -> list[str]:
         """Those that are read."""
-        templates = [self.text] if self.answer is None else [self.prompt, self.answer]
-        columns = [column for template in templates for column in template_columns(template)]
-        return list(dict.fromkeys([*columns, *filter(None, (self.label, self.client))]))
+        return list(dict.fromkeys([*self.text_columns, *filter(None, (self.label, self.client))]))
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,11 @@ def write_rows(
     texts = {
         split: _tokenize(own, tokenizer, settings if split == "train" else of_test) for split, own in files.items()
     }
-    splits = _split_texts(texts, test)
+    splits = {
+        split: Split(own, np.flatnonzero(mask))
+        for source, own in texts.items()
+        for split, mask in split_masks(source, len(own.documents.ends), test).items()
+    }
     classes = _write_labels(allocate, splits, settings)
     write = _write_packed if settings.is_packed else _write_padded
     for name, split in splits.items():
@@ -101,13 +107,6 @@ def write_rows(
             allocate("client", client.shape, np.int64)[:] = client
     allocate("classes", (), np.int64)[...] = classes
     allocate("vocabulary", (), np.int64)[...] = tokenizer.vocabulary
-
-
-def _split_texts(texts: dict[str, Texts], test: str | float) -> dict[str, Split]:
-    if isinstance(test, str):
-        return {split: Split(own, np.arange(len(own.documents.ends))) for split, own in texts.items()}
-    is_test = draw_test_rows(len(texts["train"].documents.ends), test)
-    return {split: Split(texts["train"], np.flatnonzero(is_test == (split == "test"))) for split in SPLITS}
 
 
 def _write_labels(allocate: Allocate, splits: dict[str, Split], settings: TextSettings) -> int:
@@ -129,70 +128,59 @@ def _tokenize(files: list[Path], tokenizer: TextTokenizer, settings: TextSetting
         tokenizer.truncate(settings.length)
     encode = _encode_for_prediction if settings.label is None else _encode_labelled
     for table in read_tables(files, settings.columns, settings.document):
-        for group in _group_texts(table, settings):
-            part, kept = encode(group, tokenizer, settings)
-            rows = [group.first + position for position in kept]
+        for piece in _split_table(table, settings.text_columns):
+            part, rows = encode(piece, tokenizer, settings)
             parts.append(part)
-            clients += [table.columns[settings.client][row] for row in rows] if settings.client else []
-            labels += [table.columns[settings.label][row] for row in rows] if settings.label else []
+            clients += [piece.columns[settings.client][row] for row in rows] if settings.client else []
+            labels += [piece.columns[settings.label][row] for row in rows] if settings.label else []
     if not sum(len(part.ends) for part in parts):
         raise DataError(f"{files[0]} has no text: each of its rows is empty")
     return Texts(join_documents(parts), clients, labels)
 
 
-class Group(NamedTuple):
-    """Texts that are tokenized together."""
-
-    table: Table
-    first: int
-    """The position of the first of them in the table."""
-    texts: list[str]
-    prompts: list[str]
-
-    def locate(self, position: int) -> str:
-        return self.table.locate(self.first + position)
-
-
-def _group_texts(table: Table, settings: TextSettings) -> Iterator[Group]:
-    """Rows in order, together of so many letters or a single one."""
-    texts = fill_template(settings.answer or settings.text, table)
-    prompts = fill_template(settings.prompt, table) if settings.answer else [""] * len(texts)
-    first = letters = 0
-    for row, own in enumerate(len(text) + len(prompt) for text, prompt in zip(texts, prompts, strict=True)):
-        if letters and letters + own > GROUP_LETTERS:
-            yield Group(table, first, texts[first:row], prompts[first:row])
-            first, letters = row, 0
-        letters += own
-    yield Group(table, first, texts[first:], prompts[first:])
+def _split_table(table: Table, columns: Sequence[str]) -> Iterator[Table]:
+    """Rows in order, together of so many characters in these columns, or a single one."""
+    first = characters = 0
+    for row, values in enumerate(zip(*(table.columns[column] for column in columns), strict=True)):
+        length = sum(len(str(value)) for value in values)
+        if characters and characters + length > MAX_CHARACTERS:
+            yield table.slice(first, row)
+            first, characters = row, 0
+        characters += length
+    yield table.slice(first, len(table.columns[columns[0]]))
 
 
-def _encode_labelled(group: Group, tokenizer: TextTokenizer, settings: TextSettings) -> tuple[Documents, Sequence[int]]:
-    """Documents, and which of the texts they are."""
-    ids = tokenizer.encode(group.texts, group.table.file)
-    if empty := [position for position, own in enumerate(ids) if not own]:
-        raise DataError(f"{group.locate(empty[0])}: the text has no token; remove the row")
+def _encode_labelled(table: Table, tokenizer: TextTokenizer, settings: TextSettings) -> tuple[Documents, Sequence[int]]:
+    """Documents, and which rows they are."""
+    ids = tokenizer.encode(fill_template(settings.text, table), table.file)
+    if empty := [row for row, own in enumerate(ids) if not own]:
+        raise DataError(f"{table.locate(empty[0])}: the text has no token; remove the row")
     return to_documents(ids, [0] * len(ids)), range(len(ids))
 
 
 def _encode_for_prediction(
-    group: Group, tokenizer: TextTokenizer, settings: TextSettings
+    table: Table, tokenizer: TextTokenizer, settings: TextSettings
 ) -> tuple[Documents, Sequence[int]]:
     """The same, without rows that are empty."""
-    file, has_prompts = group.table.file, settings.answer is not None
-    starts = tokenizer.encode_prompts(group.prompts, file) if has_prompts else [[] for _ in group.texts]
-    ends = tokenizer.encode_texts(group.texts, file, is_answer=has_prompts)
+    if settings.answer is None:
+        texts = fill_template(settings.text, table)
+        ids = tokenizer.encode_texts(texts, table.file, is_answer=False)
+        rows = [row for row, own in enumerate(ids) if len(own) > 1 and texts[row].strip()]
+        return to_documents([ids[row] for row in rows], [0] * len(rows)), rows
+    prompts = tokenizer.encode_prompts(fill_template(settings.prompt, table), table.file)
+    answers = tokenizer.encode_texts(fill_template(settings.answer, table), table.file, is_answer=True)
     if not settings.is_packed:
-        _check_prompts(starts, settings.length, group)
-    ids = [start + end for start, end in zip(starts, ends, strict=True)]
-    kept = [k for k, own in enumerate(ids) if len(own) > 1 and (has_prompts or group.texts[k].strip())]
-    return to_documents([ids[k] for k in kept], [len(starts[k]) for k in kept]), kept
+        _check_prompts(prompts, settings.length, table)
+    ids = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    rows = [row for row, own in enumerate(ids) if len(own) > 1]
+    return to_documents([ids[row] for row in rows], [len(prompts[row]) for row in rows]), rows
 
 
-def _check_prompts(prompts: list[list[int]], length: int, group: Group) -> None:
-    for position, own in enumerate(prompts):
+def _check_prompts(prompts: list[list[int]], length: int, table: Table) -> None:
+    for row, own in enumerate(prompts):
         if len(own) > length:
             what = f"the prompt has {len(own):,} tokens, which leaves none of {length:,} for its answer"
-            raise DataError(f"{group.locate(position)}: {what}; raise data.length, or shorten or remove the row")
+            raise DataError(f"{table.locate(row)}: {what}; raise data.length, or shorten or remove the row")
 
 
 def _write_packed(

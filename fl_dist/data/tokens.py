@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 
-from fl_dist.data.dataset import NOT_LEARNT
+from fl_dist.data.dataset import IGNORE_INDEX
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def pack(documents: Documents, numbers: np.ndarray, x: np.ndarray, y: np.ndarray
 
     The rest of the last row is padding behind the text, which a causal model does not see.
     """
-    stream, learnt, end = np.full(x.size + 1, padding, x.dtype), np.full(y.size + 1, NOT_LEARNT, x.dtype), 0
+    stream, learnt, end = np.full(x.size + 1, padding, x.dtype), np.full(y.size + 1, IGNORE_INDEX, x.dtype), 0
     for ids, prompt in documents.select(numbers):
         first, end = end, end + len(ids)
         stream[first:end], learnt[first + prompt : end] = ids, ids[prompt:]
@@ -77,7 +77,7 @@ def pad_for_prediction(
     documents: Documents, numbers: np.ndarray, x: np.ndarray, mask: np.ndarray, y: np.ndarray, padding: int
 ) -> None:
     """The same, with the token after each as its target; so the last one is no input."""
-    x[:], mask[:], y[:] = padding, False, NOT_LEARNT
+    x[:], mask[:], y[:] = padding, False, IGNORE_INDEX
     for row, valid, target, (ids, prompt) in zip(x, mask, y, documents.select(numbers), strict=True):
         used, skipped = min(len(ids) - 1, len(row)), max(prompt, 1)
         row[:used], valid[:used] = ids[:used], True

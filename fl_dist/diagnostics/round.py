@@ -4,8 +4,7 @@ import statistics
 
 import torch
 
-from fl_dist.algorithms.core import unit_vector
-from fl_dist.common.vector_math import norm
+from fl_dist.common.vector_math import norm, unit_vector
 from fl_dist.diagnostics.base import (
     RECORDED_STEP_FRACTIONS,
     Diagnostic,

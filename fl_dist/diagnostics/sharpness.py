@@ -7,8 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.core import unit_vector
-from fl_dist.common.vector_math import norm
+from fl_dist.common.vector_math import norm, unit_vector
 from fl_dist.diagnostics.base import (
     ALL_ROWS,
     Diagnostic,

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from fl_dist.common.errors import FlDistError
 from fl_dist.common.terminal import print_error
@@ -36,14 +36,6 @@ DIAGNOSIS_TIMEOUT_SECONDS = 4.0
 LOSS_CAUSES = "(killed, out of memory or hung)"
 
 
-class Limit(NamedTuple):
-    """How long the main thread may make no progress."""
-
-    seconds: float
-    key: str
-    """The setting."""
-
-
 class FailureDetector:
     """One process alone has one too, whose threads never start."""
 
@@ -53,7 +45,7 @@ class FailureDetector:
         # Set by the main thread, each in a single write, and read by the other threads: no lock. (After a suspension
         # the heartbeat thread sets the last progress, to the present time as the main thread would.)
         self._activity, self._last_progress, self._waiting_since = "", 0.0, 0.0
-        self._limit = Limit(timeout, "comm.timeout")
+        self._connecting_timeout: float | None = None
         self._connection_error = ""
         self._watches_ranks = self._is_disarmed = False
         self._round: tuple[int, dict[int, int]] = 0, {}
@@ -79,7 +71,7 @@ class FailureDetector:
     def start(self) -> None:
         """Send heartbeats, and leave when any rank reports a failure or rank 0 does not answer."""
         self._last_answer = time.monotonic()
-        self._exit_functions.enter_context(call_before_exit(self._depart))
+        self._exit_functions.enter_context(call_before_exit(self._announce_exit))
         self._thread.start()
         self._store_watcher.start()
 
@@ -91,18 +83,17 @@ class FailureDetector:
         self._exit_functions.close()
         if self.rank == 0:
             with contextlib.suppress(RuntimeError):
-                self._wait_for_departures(DIAGNOSIS_TIMEOUT_SECONDS)
+                self._wait_for_final_heartbeats(DIAGNOSIS_TIMEOUT_SECONDS)
 
     def begin_round(self, index: int, assignment: dict[int, int]) -> None:
         """Which rank trains which clients, for the message about a lost rank."""
         self._round = index + 1, assignment
 
     @contextlib.contextmanager
-    def activity(self, name: str, limit: Limit | None = None) -> Iterator[None]:
+    def activity(self, name: str) -> Iterator[None]:
         """Within it the main thread has to make progress."""
         outer = self._activity
         self._last_progress = time.monotonic()  # first: the thread may look in between
-        self._limit = limit or Limit(self.timeout, "comm.timeout")
         self._activity = name
         try:
             yield
@@ -128,11 +119,12 @@ class FailureDetector:
     def connecting(self, seconds: float) -> Iterator[None]:
         """Within it the ranks, of which every one is there, connect, for so long at most. From here on one without
         heartbeats is lost."""
-        limit = Limit(seconds, "comm.rendezvous_timeout")
-        with self.activity("connecting to the other ranks", limit), self._broken_connections():
+        self._connecting_timeout = seconds
+        with self.activity("connecting to the other ranks"), self._broken_connections():
             self._server = self._describe_rank(0)
             self._watches_ranks = True
             yield
+        self._connecting_timeout = None
 
     @contextlib.contextmanager
     def _broken_connections(self) -> Iterator[None]:
@@ -156,7 +148,7 @@ class FailureDetector:
         """Tell all ranks why this one is about to leave. If another thread ends the process already, wait for that."""
         self._leaving.acquire()
         self.failure = self.failure or failure
-        _call_for(DIAGNOSIS_TIMEOUT_SECONDS, lambda: self._publish(failure))
+        _call_with_timeout(DIAGNOSIS_TIMEOUT_SECONDS, lambda: self._publish(failure))
 
     # The heartbeat thread.
 
@@ -164,7 +156,7 @@ class FailureDetector:
         monitor, clock = HeartbeatMonitor(), SuspensionClock()
         try:
             while True:
-                self._look(monitor)
+                self._check(monitor)
                 self._last_answer = time.monotonic()
                 if self._stopped.wait(HEARTBEAT_INTERVAL_SECONDS):
                     self.send_heartbeat()
@@ -174,7 +166,7 @@ class FailureDetector:
         except RuntimeError:  # the store is gone with rank 0
             self._end(self._loss_of([0]))
 
-    def _look(self, monitor: HeartbeatMonitor) -> None:
+    def _check(self, monitor: HeartbeatMonitor) -> None:
         if self._connection_error:
             self.store.compare_set("connection error", self._connection_error)
         self.send_heartbeat()
@@ -183,8 +175,11 @@ class FailureDetector:
 
     def _detect(self, monitor: HeartbeatMonitor) -> Failure | None:
         """What this rank sees itself: its stuck main thread, and other ranks."""
-        if self._activity and time.monotonic() - self._last_progress > self._limit.seconds:
-            reason = f"no progress for {self._limit.seconds:g} s ({self._limit.key}) in {self._activity}"
+        seconds, key = self.timeout, "comm.timeout"
+        if self._connecting_timeout is not None:
+            seconds, key = self._connecting_timeout, "comm.rendezvous_timeout"
+        if self._activity and time.monotonic() - self._last_progress > seconds:
+            reason = f"no progress for {seconds:g} s ({key}) in {self._activity}"
             return self._publish(Failure(f"{self._describe_rank(self.rank)} is stuck: {reason}"))
         failure = self._watch_others(monitor) if self._watches_ranks else None
         return None if failure is None else self._publish(failure)
@@ -250,21 +245,21 @@ class FailureDetector:
             print_error(failure.message)
         exit_rank(self._stop.exit_code(failure.code))
 
-    def _depart(self, code: int) -> int:
+    def _announce_exit(self, code: int) -> int:
         """Before this process ends after a failure. Whoever interrupts a run does not want to wait for it."""
         if self.failure is None or 0 not in self.failure.ranks:
             seconds = 1.0 if code == EXIT_REQUEUE else DIAGNOSIS_TIMEOUT_SECONDS
-            _call_for(seconds, lambda: self._say_goodbye(seconds))
+            _call_with_timeout(seconds, lambda: self._send_final_heartbeat(seconds))
         return code
 
-    def _say_goodbye(self, seconds: float) -> None:
+    def _send_final_heartbeat(self, seconds: float) -> None:
         """Rank 0 has printed why the job ends and needs to stay until the others know; they wait for that line, because
         a launcher may kill rank 0 when the first rank has left."""
         self._stopped.set()
         self.send_heartbeat()
-        self._wait_for_departures(seconds)
+        self._wait_for_final_heartbeats(seconds)
 
-    def _wait_for_departures(self, seconds: float) -> None:
+    def _wait_for_final_heartbeats(self, seconds: float) -> None:
         deadline, lost = time.monotonic() + seconds, () if self.failure is None else self.failure.ranks
         awaited = [rank for rank in (range(1, self.size) if self.rank == 0 else [0]) if rank not in lost]
         keys = [f"heartbeat/{rank}" for rank in awaited]
@@ -295,7 +290,7 @@ class FailureDetector:
         return f"rank {rank} on {self.store.get(f'host/{rank}') or 'an unknown host'}"
 
 
-def _call_for(seconds: float, function: Callable[[], object]) -> None:
+def _call_with_timeout(seconds: float, function: Callable[[], object]) -> None:
     """Call a function of the store, which may be gone or never answer; go on after so long."""
 
     def call() -> None:

@@ -21,17 +21,12 @@ class HardwareFailure(NamedTuple):
     types: tuple[type[BaseException], ...] = ()
 
 
-def _torch_type(name: str) -> tuple[type[BaseException], ...]:
-    """A type that not every version of torch has."""
-    return (getattr(torch, name),) if hasattr(torch, name) else ()
-
-
 OUT_OF_GPU_MEMORY = HardwareFailure(
     "not enough memory on the GPU",
     "lower local.batch_size, evaluate.batch_size or topology.data_memory, set local.precision=bf16, or start fewer "
     "ranks per GPU (fl-dist algorithms --memory: what each algorithm needs)",
     ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
-    _torch_type("OutOfMemoryError"),
+    (torch.OutOfMemoryError,),
 )
 UNSUPPORTED_GPU = HardwareFailure(
     "this build of torch cannot use the GPU",
@@ -67,7 +62,7 @@ GPU_FAILURE = HardwareFailure(
         "CUDNN_STATUS",
         "CUSOLVER_STATUS",
     ),
-    _torch_type("AcceleratorError"),
+    (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else (),
 )
 OUT_OF_MEMORY = HardwareFailure(
     "not enough memory",

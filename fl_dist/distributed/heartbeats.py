@@ -12,12 +12,12 @@ class SuspensionClock:
     """Asked once per interval, it notices when this process could do nothing for a while."""
 
     def __init__(self) -> None:
-        self._last_look = time.monotonic()
+        self._last_call = time.monotonic()
 
     def was_suspended(self) -> bool:
         """Since the last call."""
-        last, self._last_look = self._last_look, time.monotonic()
-        return self._last_look - last > HEARTBEAT_INTERVAL_SECONDS + MAX_DELAY_SECONDS
+        last, self._last_call = self._last_call, time.monotonic()
+        return self._last_call - last > HEARTBEAT_INTERVAL_SECONDS + MAX_DELAY_SECONDS
 
 
 class HeartbeatMonitor:

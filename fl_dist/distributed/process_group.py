@@ -14,13 +14,13 @@ import torch.distributed as dist
 
 from fl_dist.config import Communication, Topology
 from fl_dist.config.schema import MAX_SECONDS
-from fl_dist.distributed import fault_injection, hardware_errors
+from fl_dist.distributed import fault_injection
 from fl_dist.distributed.collectives import Collectives, DistributedCollectives, LocalCollectives
 from fl_dist.distributed.devices import DeviceSlot, check_device_slots, device_slot, pick_device
 from fl_dist.distributed.failure_detector import FailureDetector
-from fl_dist.distributed.failures import Failure, RankLostError
+from fl_dist.distributed.failures import Failure, error_line, exit_code, is_transient
 from fl_dist.distributed.key_value_store import KeyValueStore
-from fl_dist.distributed.rank_info import RankInfo
+from fl_dist.distributed.rank_info import SINGLE_PROCESS, RankInfo
 from fl_dist.distributed.rendezvous import RendezvousWait, connect_store, new_store_connection
 from fl_dist.distributed.signals import StopRequest
 
@@ -36,7 +36,6 @@ NCCL_ENVIRONMENT = {
 """Switches torch's watchdog and its monitor off: they would end the process before this program can say why."""
 REPORT_TIMEOUT_SECONDS = 10.0
 """How long a rank without a usable device tries to tell the others."""
-SINGLE_PROCESS = RankInfo(0, 1, 0, 1, "127.0.0.1", 0)
 _run_numbers = itertools.count()
 
 
@@ -56,8 +55,7 @@ class ProcessGroup:
         """Without a store it is a group of one process; with one, `connect` completes it."""
         self.rank, self.size, self.device = rank_info.rank, rank_info.size, device
         self.ranks_on_node = rank_info.local_size
-        self.has_dedicated_server = topology.server != "shared" and self.size > 1
-        """Rank 0 trains no clients, so it has time while the others train."""
+        self.has_dedicated_server = has_dedicated_server(topology, self.size)
         self.workers: Sequence[int] = range(int(self.has_dedicated_server), self.size)
         self._topology, self._backend = topology, backend
         self._is_distributed, self._uses_nccl = store is not None, "nccl" in backend
@@ -80,11 +78,11 @@ class ProcessGroup:
         """The host of each rank."""
         return [self.store.get(f"host/{rank}") or "unknown" for rank in range(self.size)]
 
-    def fail(self, message: str, code: int, is_transient: bool = False) -> None:
+    def fail(self, error: Exception) -> None:
         """Tell the other ranks why this one is about to leave, and whether a restart may help."""
         if self._is_distributed:
-            reason = f"rank {self.rank} on {hostname()} failed: {message}"
-            self.failure_detector.report(Failure(reason, code, is_transient))
+            reason = f"rank {self.rank} on {hostname()} failed: {error_line(error)}"
+            self.failure_detector.report(Failure(reason, exit_code(error), is_transient(error)))
 
     def close(self) -> None:
         """At the end of a run that has not failed."""
@@ -102,11 +100,8 @@ class ProcessGroup:
             check_device_slots(self.device_slots, self._topology.oversubscribe)
             with self.failure_detector.connecting(wait.timeout):
                 self._connect_backend(wait, prefix)
-        except RankLostError as e:
-            self.fail(str(e), e.code, e.is_transient)
-            raise
         except Exception as e:
-            self.fail(hardware_errors.describe_hardware_error(e) or str(e), 1)
+            self.fail(e)
             raise
 
     def _rendezvous(self, wait: RendezvousWait) -> None:
@@ -173,18 +168,22 @@ def _report_device_failure(
     error: Exception, topology: Topology, rank_info: RankInfo, prefix: str, stop: StopRequest
 ) -> None:
     """Tell the other ranks, which would wait for this one, unless rank 0 is gone for the same reason."""
-    message = hardware_errors.describe_hardware_error(error) or str(error)
-    wait = RendezvousWait(rank_info, REPORT_TIMEOUT_SECONDS, stop, message)
+    wait = RendezvousWait(rank_info, REPORT_TIMEOUT_SECONDS, stop, error_line(error))
     with contextlib.suppress(Exception):
         store = connect_store(rank_info, wait).with_prefix(prefix)
         group = ProcessGroup(topology, torch.device("cpu"), rank_info=rank_info, store=store, stop=stop)
         group.failure_detector.start()  # rank 0, which holds the store, stays until the others know
-        group.fail(message, 1)
+        group.fail(error)
 
 
 def single_process_group(topology: Topology) -> ProcessGroup:
     """One process is server and worker."""
     return ProcessGroup(topology, pick_device(topology, 0))
+
+
+def has_dedicated_server(topology: Topology, size: int) -> bool:
+    """Whether rank 0 trains no clients, so that it has time while the others train."""
+    return topology.server != "shared" and size > 1
 
 
 def select_backend(device: torch.device, oversubscribe: bool) -> str:

@@ -33,6 +33,20 @@ class RankInfo:
     def is_single_node(self) -> bool:
         return self.local_size == self.size
 
+    def to_environment(self) -> dict[str, str]:
+        """The variables from which `find_rank` reads it, as torchrun sets them."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
+            "MASTER_ADDR": self.host,
+            "MASTER_PORT": str(self.port),
+        }
+
+
+SINGLE_PROCESS = RankInfo(0, 1, 0, 1, "127.0.0.1", 0)
+
 
 def find_rank(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
     """The rank of this process; None for a process that runs alone."""
@@ -42,6 +56,11 @@ def find_rank(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
     if "SLURM_PROCID" in environ and _read_number(environ, "SLURM_STEP_NUM_TASKS", 1, default=1) > 1:
         return _read_srun(environ)
     return None
+
+
+def is_rank0(rank_info: RankInfo | None) -> bool:
+    """Whether this process prints for all; one that runs alone does."""
+    return rank_info is None or rank_info.rank == 0
 
 
 def rendezvous_port(job: int, step: int = 0) -> int:

@@ -1,15 +1,19 @@
 """A signal asks the run to end after the current round; after the grace period it ends at once."""
 
+import contextlib
 import ctypes
 import logging
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 
 from fl_dist import PARENT
 from fl_dist.common.terminal import print_error
 
+EXIT_BAD_CONFIG = 2
 EXIT_REQUEUE = 75
 """Exit code of an interrupted run that can be resumed (EX_TEMPFAIL)."""
 HANDLED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
@@ -23,6 +27,21 @@ def end_with_parent(parent: int = PARENT) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it has died already
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def handle_signals(
+    handler: Callable[[int, FrameType | None], object] | signal.Handlers,
+    numbers: Sequence[signal.Signals] = HANDLED_SIGNALS,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:
+    """A program that `is_stopping` ends after the context; a repeated signal then does not change its exit code."""
+    previous = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous_handler in previous.items():
+            signal.signal(number, signal.SIG_IGN if is_stopping() else previous_handler)
 
 
 class StopRequest:
@@ -96,9 +115,9 @@ class ExitOnSignal(StopRequest):
 
     def __init__(self, consequence: str, prints_errors: bool) -> None:
         super().__init__(0.0)
-        self.consequence, self.prints_errors = consequence, prints_errors
+        self._consequence, self._prints_errors = consequence, prints_errors
 
     def _request(self, name: str) -> None:
-        if self.prints_errors:
-            print_error(f"{name} received: {self.consequence}")
+        if self._prints_errors:
+            print_error(f"{name} received: {self._consequence}")
         os._exit(128 + signal.Signals[name])

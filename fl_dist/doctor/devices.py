@@ -64,13 +64,14 @@ def check_devices(reports: Sequence[Report], threads: int, has_dedicated_server:
     if different := find_difference(reports, ALIKE):
         advice = "other devices have other kernels: ask for one kind of node (--constraint) to keep the same bits"
         return Check(NAME, Status.FAILED if first["type"] == "cuda" else Status.WARNING, different, advice)
-    if first["type"] == "cpu" and (crowded := _describe_crowd(reports[int(has_dedicated_server) :], threads)):
+    workers = reports[int(has_dedicated_server) :]
+    if first["type"] == "cpu" and (problem := _describe_oversubscription(workers, threads)):
         advice = "start fewer ranks, lower topology.threads, or ask for more CPUs per task"
-        return Check(NAME, Status.SLOW, f"{shown}; {crowded}", advice)
+        return Check(NAME, Status.SLOW, f"{shown}; {problem}", advice)
     return Check(NAME, Status.OK, shown)
 
 
-def _describe_crowd(workers: Sequence[Report], threads: int) -> str:
+def _describe_oversubscription(workers: Sequence[Report], threads: int) -> str:
     """The first node whose workers have more threads than cores; empty if there is none."""
     for host, count in Counter(report.host for report in workers).items():
         cores = next(report.values["cores"] for report in workers if report.host == host)

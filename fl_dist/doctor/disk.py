@@ -10,7 +10,7 @@ from typing import Any
 from fl_dist.common.files import write_atomically
 from fl_dist.common.formatting import format_bytes
 from fl_dist.doctor.checks import Check, Report, Status, find_error
-from fl_dist.storage.run_folder import is_locked
+from fl_dist.storage.folder_lock import is_locked
 
 NAME, LOCK = "run folder", "lock"
 MARKER = "marker"
@@ -33,7 +33,7 @@ def measure_disk(folder: Path, write: Callable[[Path, bytes], None] = write_atom
     return {"seconds": statistics.median(times), "free": disk.f_bavail * disk.f_frsize}
 
 
-def look_at_folder(folder: Path, token: str) -> dict[str, Any]:
+def measure_folder(folder: Path, token: str) -> dict[str, Any]:
     """From another process: whether the marker of rank 0 is there, and whether its lock is seen."""
     marker = folder / MARKER
     is_visible = marker.exists() and marker.read_text() == token
@@ -57,11 +57,11 @@ def check_disk(values: dict[str, Any], folder: Path) -> Check:
 def check_lock(reports: Sequence[Report], folder: Path) -> Check:
     if failed := find_error(LOCK, reports, "choose a run.dir on a disk that all nodes see"):
         return failed
-    if blind := [report.label for report in reports if not report.values["is_visible"]]:
-        measured = f"{', '.join(blind)} cannot see {folder}"
+    if without_marker := [report.label for report in reports if not report.values["is_visible"]]:
+        measured = f"{', '.join(without_marker)} cannot see {folder}"
         return Check(LOCK, Status.FAILED, measured, "choose a run.dir on a disk that all nodes share")
-    if deaf := [report.label for report in reports if not report.values["is_locked"]]:
-        measured = f"the lock that rank 0 holds is not seen by {', '.join(deaf)}"
+    if without_lock := [report.label for report in reports if not report.values["is_locked"]]:
+        measured = f"the lock that rank 0 holds is not seen by {', '.join(without_lock)}"
         advice = "never start one run twice: this disk does not keep two jobs apart (NFS: mount it without local_lock)"
         return Check(LOCK, Status.WARNING, measured, advice)
     nodes = {report.host for report in reports}

@@ -15,15 +15,14 @@ from fl_dist.common.files import write_atomically
 from fl_dist.common.formatting import pluralize
 from fl_dist.common.paths import expand_path
 from fl_dist.config import Config
-from fl_dist.distributed.process_group import hostname
+from fl_dist.distributed.process_group import has_dedicated_server, hostname
 from fl_dist.distributed.rank_info import RankInfo
 from fl_dist.doctor import data, devices, disk, memory, network, slurm, steps, trials, versions, wandb
 from fl_dist.doctor.checks import Check, Report, Status, find_error
-from fl_dist.doctor.children import Outcome, prepare_children
-from fl_dist.doctor.jobs import run_job
-from fl_dist.doctor.probe import ProbeArguments, compile_probe, has_dedicated_server, probe
+from fl_dist.doctor.jobs import Outcome, prepare_children, run_job
+from fl_dist.doctor.probe import ProbeArguments, compile_probe, probe
 from fl_dist.doctor.ranks import CONNECT_TIMEOUT_SECONDS, Ranks
-from fl_dist.storage.run_folder import LOCK
+from fl_dist.storage.folder_lock import LOCK
 
 PROBE_TIMEOUT_SECONDS = 120.0
 COMPILE_TIMEOUT_SECONDS = 180.0
@@ -126,7 +125,8 @@ def _probe(options: Options, ranks: Ranks, folder: Path) -> list[Check]:
     compiled = run_job(ranks, 1, compile_probe, arguments, COMPILE_TIMEOUT_SECONDS) if options.compile else []
     if ranks.rank != 0:
         return []
-    checks = [*_judge(options.config, ranks, outcomes, folder), wandb.check_wandb(options.config.monitor.wandb.mode)]
+    checks = _check_reports(options.config, ranks, outcomes, folder)
+    checks.append(wandb.check_wandb(options.config.monitor.wandb.mode))
     return checks + [steps.check_compiled(report) for report in _reports(ranks, compiled, "compiled")]
 
 
@@ -146,9 +146,9 @@ def _reports(ranks: Ranks, outcomes: Sequence[Outcome], subject: str) -> list[Re
     return [Report(rank, ranks.hosts[rank], each) for rank, each in enumerate(values)]
 
 
-def _judge(config: Config, ranks: Ranks, outcomes: Sequence[Outcome], folder: Path) -> list[Check]:
+def _check_reports(config: Config, ranks: Ranks, outcomes: Sequence[Outcome], folder: Path) -> list[Check]:
     reports = functools.partial(_reports, ranks, outcomes)
-    found, is_dedicated = reports("devices"), has_dedicated_server(config, ranks.size)
+    found, is_dedicated = reports("devices"), has_dedicated_server(config.topology, ranks.size)
     checks = [
         versions.check_versions(reports("versions"), uses_gpus=config.topology.device != "cpu"),
         disk.check_lock(reports("folder"), folder),
@@ -159,10 +159,10 @@ def _judge(config: Config, ranks: Ranks, outcomes: Sequence[Outcome], folder: Pa
     checks += [*devices.check_links(found), *devices.check_copies(found)]
     checks += network.check_collectives(reports("collectives"))
     checks.append(data.check_data(reports("data"), config.data["name"]))
-    return checks if checks[-1].status is Status.FAILED else [*checks, *_judge_model(config, reports, is_dedicated)]
+    return checks if checks[-1].status is Status.FAILED else [*checks, *_check_model(config, reports, is_dedicated)]
 
 
-def _judge_model(config: Config, reports: Callable[[str], list[Report]], is_dedicated: bool) -> list[Check]:
+def _check_model(config: Config, reports: Callable[[str], list[Report]], is_dedicated: bool) -> list[Check]:
     if failed := find_error(MODEL, reports("experiment"), "fl-dist run --check CONFIG checks it without training"):
         return [failed]
     return [

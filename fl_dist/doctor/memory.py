@@ -1,4 +1,4 @@
-"""The memory that a worker and rank 0 need for the configuration, against what there is."""
+"""The memory that a worker and rank 0 need for the configuration, against what is available."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from fl_dist.federation.experiment import Experiment
 
 NAME = "memory"
 MAX_SHARE = 0.9
-"""Of the memory that is there; the rest is for peaks that were not measured."""
+"""Of the available memory; the rest is for peaks that were not measured."""
 
 
 def measure_memory(experiment: Experiment, is_worker: bool) -> dict[str, Any]:
@@ -26,8 +26,8 @@ def measure_memory(experiment: Experiment, is_worker: bool) -> dict[str, Any]:
     vectors = round(experiment.model.size * element * (needs.worker if is_worker else needs.server))
     is_gpu = device.type == "cuda"
     in_use = peak_device_bytes(device) if is_gpu else resident_bytes()
-    there = torch.cuda.get_device_properties(device).total_memory if is_gpu else host_memory()
-    return {"needed": in_use + vectors, "vectors": vectors, "there": there, "is_gpu": is_gpu}
+    available = torch.cuda.get_device_properties(device).total_memory if is_gpu else host_memory()
+    return {"needed": in_use + vectors, "vectors": vectors, "available": available, "is_gpu": is_gpu}
 
 
 def host_memory() -> int:
@@ -53,18 +53,18 @@ def check_memory(reports: Sequence[Report], has_dedicated_server: bool) -> Check
     if failed := find_error(NAME, reports, "see docs/how-to/memory.md"):
         return failed
     needed: dict[str, int] = defaultdict(int)
-    there: dict[str, int] = {}
+    available: dict[str, int] = {}
     for report in reports:
         place = f"the GPU of {report.label}" if report.values["is_gpu"] else report.host
         needed[place] += report.values["needed"]
-        there[place] = report.values["there"]
-    worst = max(needed, key=lambda place: needed[place] / there[place])
+        available[place] = report.values["available"]
+    worst = max(needed, key=lambda place: needed[place] / available[place])
     each = [f"a worker needs {format_bytes(reports[-1].values['needed'])}"]
     each += [f"rank 0 {format_bytes(reports[0].values['needed'])}"] if has_dedicated_server else []
-    shown = f"{', '.join(each)}; {format_bytes(needed[worst])} of {format_bytes(there[worst])} on {worst}"
-    if needed[worst] > there[worst]:
+    shown = f"{', '.join(each)}; {format_bytes(needed[worst])} of {format_bytes(available[worst])} on {worst}"
+    if needed[worst] > available[worst]:
         advice = "choose a smaller batch or model, fewer ranks per node, or lower topology.data_memory"
         return Check(NAME, Status.FAILED, shown, advice)
-    if needed[worst] > MAX_SHARE * there[worst]:
+    if needed[worst] > MAX_SHARE * available[worst]:
         return Check(NAME, Status.WARNING, shown, "it is tight: lower local.batch_size or topology.data_memory")
     return Check(NAME, Status.OK, shown)

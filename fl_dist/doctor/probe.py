@@ -7,19 +7,20 @@ from typing import Any, NamedTuple
 from fl_dist.config import Config
 from fl_dist.config.arguments import resolve_arguments
 from fl_dist.distributed.devices import pick_device
+from fl_dist.distributed.failures import error_line
 from fl_dist.distributed.memory import keep_freed_memory
-from fl_dist.distributed.process_group import connect
-from fl_dist.distributed.rank_info import RankInfo, find_rank
+from fl_dist.distributed.process_group import connect, has_dedicated_server
+from fl_dist.distributed.rank_info import SINGLE_PROCESS, RankInfo, find_rank
 from fl_dist.distributed.signals import StopRequest
-from fl_dist.doctor.children import write_result
+from fl_dist.distributed.torch_settings import torch_settings
 from fl_dist.doctor.data import measure_data
 from fl_dist.doctor.devices import measure_device
-from fl_dist.doctor.disk import look_at_folder
+from fl_dist.doctor.disk import measure_folder
+from fl_dist.doctor.jobs import write_result
 from fl_dist.doctor.memory import measure_memory
 from fl_dist.doctor.network import measure_collectives
 from fl_dist.doctor.steps import measure_compiled, measure_step, measure_variants, supported_precisions
 from fl_dist.doctor.versions import measure_versions
-from fl_dist.execute import error_line, torch_settings
 from fl_dist.federation.experiment import Experiment
 
 CONNECT_TIMEOUT_SECONDS = 90.0
@@ -37,7 +38,7 @@ def probe(file: Path, arguments: ProbeArguments) -> int:
     """Measure one subject after the other; what fails has an error instead of values."""
     config, _ = resolve_arguments(arguments.words)
     rank_info, results = find_rank(), dict[str, Any]()
-    rank, size, local_rank = (0, 1, 0) if rank_info is None else (rank_info.rank, rank_info.size, rank_info.local_rank)
+    info = rank_info or SINGLE_PROCESS
 
     def measure(subject: str, function: Callable[[], Any]) -> Any:
         """Its value; the result file has it too, or the error."""
@@ -50,9 +51,9 @@ def probe(file: Path, arguments: ProbeArguments) -> int:
         return value
 
     keep_freed_memory()
-    measure("folder", lambda: look_at_folder(Path(arguments.folder), arguments.token))
+    measure("folder", lambda: measure_folder(Path(arguments.folder), arguments.token))
     measure("versions", measure_versions)
-    device = measure("devices", lambda: pick_device(config.topology, local_rank))
+    device = measure("devices", lambda: pick_device(config.topology, info.local_rank))
     if device is None:
         return 0
     precisions = measure("precisions", lambda: supported_precisions(config, device))
@@ -63,15 +64,11 @@ def probe(file: Path, arguments: ProbeArguments) -> int:
         experiment = measure("experiment", lambda: Experiment(config, device))
         if experiment is not None:
             measure("step", lambda: measure_step(experiment))
-            measure("memory", lambda: measure_memory(experiment, rank > 0 or not has_dedicated_server(config, size)))
-            if rank == size - 1:
+            is_worker = info.rank > 0 or not has_dedicated_server(config.topology, info.size)
+            measure("memory", lambda: measure_memory(experiment, is_worker))
+            if info.rank == info.size - 1:
                 measure("variants", lambda: measure_variants(experiment, precisions))
     return 0
-
-
-def has_dedicated_server(config: Config, size: int) -> bool:
-    """Whether rank 0 trains no clients."""
-    return size > 1 and config.topology.server != "shared"
 
 
 def _connect_and_measure(config: Config, rank_info: RankInfo | None) -> dict[str, Any]:

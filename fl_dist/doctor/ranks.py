@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from fl_dist.distributed.failures import RankLostError
 from fl_dist.distributed.key_value_store import POLL_INTERVAL_SECONDS, KeyValueStore
-from fl_dist.distributed.process_group import SINGLE_PROCESS, hostname
-from fl_dist.distributed.rank_info import RankInfo
+from fl_dist.distributed.process_group import hostname
+from fl_dist.distributed.rank_info import SINGLE_PROCESS, RankInfo
 from fl_dist.distributed.rendezvous import RendezvousWait, connect_store
 from fl_dist.distributed.signals import StopRequest
 

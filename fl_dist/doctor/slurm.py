@@ -32,7 +32,7 @@ def check_signals(ranks: Ranks) -> list[Check]:
         while not problem and not count() and time.monotonic() < deadline:
             time.sleep(0.05)
         arrived = ranks.gather(bool(count()), SIGNAL_TIMEOUT_SECONDS + COMMAND_TIMEOUT_SECONDS)
-    return [judge_signals(arrived, problem)] if ranks.rank == 0 else []
+    return [check_arrivals(arrived, problem)] if ranks.rank == 0 else []
 
 
 def _signal_step() -> str:
@@ -44,7 +44,7 @@ def _signal_step() -> str:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def judge_signals(arrived: Sequence[bool | None], problem: str) -> Check:
+def check_arrivals(arrived: Sequence[bool | None], problem: str) -> Check:
     if problem:
         return Check(SIGNALS, Status.WARNING, f"none could be sent: {problem}", "runs save at checkpoint.every anyway")
     if missing := [str(rank) for rank, has_arrived in enumerate(arrived) if not has_arrived]:

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_dist.algorithms.core import Batch
 from fl_dist.common.errors import ConfigError, describe_error
-from fl_dist.common.rows import call_module, count_rows, main_tensor, map_rows
+from fl_dist.common.rows import count_rows, main_tensor, map_rows
 from fl_dist.config import Config
 from fl_dist.distributed import bf16
 from fl_dist.distributed.devices import synchronizer
@@ -76,7 +76,7 @@ def measure_compiled(experiment: Experiment) -> dict[str, Any]:
 
 def _batch(experiment: Experiment) -> Batch:
     data = experiment.client_data
-    largest = max(range(len(data.rows)), key=data.count)
+    largest = max(range(len(data.counts)), key=data.counts.__getitem__)
     return next(iter(data.batches(largest, experiment.config.seed, 0)))
 
 
@@ -93,20 +93,13 @@ def _time_step(
     x = map_rows(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, x)
     if image_format is not None:
         x = map_rows(lambda tensor: tensor.contiguous(memory_format=image_format), x)
-    device = main_tensor(x).device
 
     def step() -> None:
-        with _precision(precision, device):
-            outputs, targets = task.align(call_module(forward or module, x), y)
-            task.loss(outputs.to(dtype), targets).backward()
+        with use_tf32(precision == "tf32"):
+            outputs, targets = task.align(bf16.forward(forward or module, x, precision), y)
+            task.loss(outputs, targets).backward()
 
-    return 1e3 * median_seconds(step, synchronizer(device), REPEATS)
-
-
-@contextlib.contextmanager
-def _precision(name: str, device: torch.device) -> Iterator[None]:
-    with use_tf32(name == "tf32"), torch.autocast(device.type, torch.bfloat16, enabled=name == "bf16"):
-        yield
+    return 1e3 * median_seconds(step, synchronizer(main_tensor(x).device), REPEATS)
 
 
 def check_step(reports: Sequence[Report]) -> Check:

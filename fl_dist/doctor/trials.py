@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fl_dist.common.formatting import format_duration, pluralize
 from fl_dist.config import Config
 from fl_dist.doctor.checks import Check, Status
-from fl_dist.doctor.children import Outcome
+from fl_dist.doctor.jobs import Outcome
 from fl_dist.storage.run_folder import MODEL
 
 BITS, KILLED = "same bits", "killed worker"

@@ -17,8 +17,8 @@ def check_wandb(mode: str) -> Check:
     """Sends no key, and asks for none."""
     mode = resolve_mode(mode)
     if mode != "online":
-        about = "records stay in the run folder; upload them with fl-dist sync" if mode == "offline" else ""
-        return Check(NAME, Status.OK, f"{mode}{': ' if about else ''}{about}")
+        offline = "offline: records stay in the run folder; upload them with fl-dist sync"
+        return Check(NAME, Status.OK, offline if mode == "offline" else mode)
     address = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
     host, start = urlparse(address).hostname or "W&B", time.perf_counter()
     if urlparse(address).scheme not in ("http", "https"):

@@ -75,7 +75,8 @@ def check_model(
     )
     x, y = task.batch(x, to_training_dtype(dataset.y_test[:2], device, dtype))
     shape = main_tensor(x).shape
-    name, rows = config.model["name"], f"rows of shape {list(shape[1:])}" + _describe_names(x)
+    names = "" if isinstance(x, Tensor) else f" ({', '.join(x)})"
+    name, rows = config.model["name"], f"rows of shape {list(shape[1:])}{names}"
     ids = "" if dataset.is_numeric else f" of ids 0 to {interface.vocabulary - 1}, for which it needs an embedding"
     # Kernels that can be differentiated once may hide values that are not finite.
     with _as_builder_error(f"model {name} cannot take {rows}{ids}"), second_order(model.module):
@@ -100,10 +101,6 @@ def _example_rows(dataset: Dataset, vocabulary: int, device: torch.device) -> Ro
         ids = main_tensor(rows)
         ids[(0,) * ids.dim()] = vocabulary - 1
     return rows
-
-
-def _describe_names(rows: Rows) -> str:
-    return "" if isinstance(rows, Tensor) else f" ({', '.join(rows)})"
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -35,8 +34,8 @@ class ClientData:
         augment: Augment,
         local: Local,
         device: torch.device,
-        max_bytes: float = math.inf,
-    ):
+        max_bytes: float,
+    ) -> None:
         dataset = client_rows.dataset
         self.dataset, self.task, self.augment, self.local = dataset, task, augment, local
         self.dtype = DTYPES[local.precision]
@@ -47,7 +46,8 @@ class ClientData:
         """The training rows that this rank holds."""
         self.rows, self.validation = _to_tensors(client_rows.training), _to_tensors(client_rows.validation)
         """Numbers of the rows that each client trains on, and of those that it holds out."""
-        self._counts = list(map(len, self.rows))
+        self.counts = list(map(len, self.rows))
+        """Training rows of each client."""
         self.validated_clients = [client for client, own in enumerate(self.validation) if len(own)]
         """Those that hold rows out."""
 
@@ -57,15 +57,12 @@ class ClientData:
         other.local = local
         return other
 
-    def count(self, client: int) -> int:
-        return self._counts[client]
-
     def batch_size(self, client: int) -> int:
         size = self.local.batch_size
-        return self.count(client) if size == "full" else int(size)
+        return self.counts[client] if size == "full" else int(size)
 
     def steps(self, client: int) -> int:
-        steps = self.local.epochs * -(-self.count(client) // self.batch_size(client))
+        steps = self.local.epochs * -(-self.counts[client] // self.batch_size(client))
         return min(steps, self.local.steps or steps)
 
     def batches(self, client: int, seed: int, index: int) -> Iterator[Batch]:

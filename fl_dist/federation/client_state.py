@@ -11,6 +11,13 @@ from torch import Tensor
 from fl_dist.algorithms.core import Vars
 from fl_dist.distributed.collectives import Collectives
 from fl_dist.distributed.host_transfer import NO_TRANSFER, HostTransfer
+from fl_dist.storage.checkpoint import (
+    Checkpoint,
+    CorruptCheckpointError,
+    load_checkpoint,
+    newest_checkpoint_round,
+    read_client,
+)
 
 StateTemplate = dict[str, tuple[tuple[int, ...], torch.dtype]]
 ClientState = dict[str, Tensor]
@@ -141,3 +148,20 @@ def _copy_to_mapped_file(tensor: Tensor, folder: Path | None) -> Tensor:
         os.close(descriptor)
         os.unlink(path)
     return mapped.view(tensor.shape).copy_(tensor)
+
+
+def client_reader(root: Path, start: Checkpoint | None) -> ReadClient:
+    """Reads a client's variables from the checkpoint that the run resumes from."""
+    index = dict(start.index) if start else {}
+
+    def read(client: int) -> ClientState | None:
+        if client not in index:
+            return None
+        try:
+            return read_client(root, index[client])
+        except CorruptCheckpointError:
+            # Meanwhile rank 0 may have copied them to a newer checkpoint.
+            index.update(load_checkpoint(root, newest_checkpoint_round(root)).index)
+            return read_client(root, index[client])
+
+    return read

@@ -1,5 +1,6 @@
 """The one message by which rank 0 tells every rank what to do next."""
 
+import struct
 from enum import IntEnum
 from typing import NamedTuple, get_type_hints
 
@@ -7,7 +8,6 @@ import torch
 
 from fl_dist.diagnostics.base import ALL_ROWS
 from fl_dist.distributed.collectives import Collectives
-from fl_dist.federation.exact_sums import bits_to_float, float_to_bits
 
 
 class Action(IntEnum):
@@ -72,12 +72,20 @@ class Command(NamedTuple):
     """These four: of fine-tuning, as in `diagnostics.base`."""
 
     def encode(self) -> list[int]:
-        return [float_to_bits(v) if kind is float else int(v) for v, kind in zip(self, _KINDS, strict=True)]
+        return [_float_to_bits(v) if kind is float else int(v) for v, kind in zip(self, _KINDS, strict=True)]
 
     @staticmethod
     def decode(words: list[int]) -> "Command":
         pairs = zip(words, _KINDS, strict=True)
-        return Command._make(bits_to_float(word) if kind is float else kind(word) for word, kind in pairs)
+        return Command._make(_bits_to_float(word) if kind is float else kind(word) for word, kind in pairs)
+
+
+def _float_to_bits(number: float) -> int:
+    return int(struct.unpack("q", struct.pack("d", number))[0])
+
+
+def _bits_to_float(bits: int) -> float:
+    return float(struct.unpack("d", struct.pack("q", bits))[0])
 
 
 _KINDS = tuple(get_type_hints(Command).values())

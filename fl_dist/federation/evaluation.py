@@ -16,7 +16,7 @@ from fl_dist.distributed.bf16 import forward
 from fl_dist.distributed.devices import synchronizer
 from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation.batch_loader import BatchLoader
-from fl_dist.federation.exact_sums import ExactSums, bits_table, mean_of_words
+from fl_dist.federation.exact_sums import ExactSums, bits_table, mean_of_words, read_bits_table
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.measurement_share import MeasurementShare, Where
 from fl_dist.tasks import Task
@@ -44,9 +44,9 @@ class Evaluator:
         with self._activity(done):  # includes reading from the device, which may hang
             metrics = self._measure_alone(x, buffers)
             clients = self._client_metrics(range(len(self.experiment.client_data.validated_clients)))
-            return Measured(metrics, clients.view(torch.float64).tolist())
+            return Measured(metrics, read_bits_table(clients))
 
-    def together(self, x: Tensor, buffers: Tensor, done: int) -> Measured:
+    def evaluate_together(self, x: Tensor, buffers: Tensor, done: int) -> Measured:
         """The same by all ranks, each for its share of the same batches and clients; rank 0 has the numbers."""
         with self._activity(done):
             sums = self._measure(x, buffers, self.share.test_pieces)
@@ -63,7 +63,7 @@ class Evaluator:
         *known, (others, *_) = words.cpu()
         means = {name: mean_of_words(row) for name, row in zip(names, known, strict=True)}
         metrics = self._measure_alone(x, buffers) if others else self.experiment.task.metrics(means)
-        return Measured(metrics, clients.cpu().view(torch.float64).tolist())
+        return Measured(metrics, read_bits_table(clients))
 
     def _activity(self, done: int) -> AbstractContextManager[None]:
         return self.group.failure_detector.activity(f"the evaluation of round {done}")
@@ -131,19 +131,15 @@ class EvaluationPlacement:
         else:
             self._alone = seconds
 
-    def together(self, idle: float, send: float) -> bool:
+    def uses_all_ranks(self, idle: float, send: float) -> bool:
         """`idle`: seconds that rank 0 has while others train; `send`: those of one broadcast of the model."""
         if self.where != "auto" or self.ranks == 1:
             return self.where == "workers" and self.ranks > 1
         if self._alone is None:
             return False
         together = self._alone / self.ranks + send if self._together is None else self._together
-        return all_ranks_faster(self._alone, together, idle)
-
-
-def all_ranks_faster(alone: float, together: float, idle: float) -> bool:
-    """Rank 0 alone delays the others by what it cannot do while they train; all ranks are delayed by all of it."""
-    return together < alone - max(0.0, idle)
+        # Rank 0 alone delays the others by what it cannot do while they train; all ranks are delayed by all of it.
+        return together < self._alone - max(0.0, idle)
 
 
 def evaluate_rows(

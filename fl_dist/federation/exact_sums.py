@@ -1,6 +1,5 @@
 """Exact sums of measured values: integers, so that neither order nor the number of ranks matters."""
 
-import struct
 from collections.abc import Iterable
 
 import torch
@@ -75,15 +74,11 @@ def mean_of_words(words: Tensor) -> float:
 
 def bits_table(length: int, numbers: Iterable[tuple[int, float]]) -> Tensor:
     """The numbers at their places, as bits: one writer each, so that adding gathers."""
-    table = torch.zeros(length, dtype=torch.int64)
+    table = torch.zeros(length, dtype=torch.float64)
     for place, number in numbers:
-        table[place] = float_to_bits(number)
-    return table
+        table[place] = number
+    return table.view(torch.int64)
 
 
-def float_to_bits(number: float) -> int:
-    return int(struct.unpack("q", struct.pack("d", number))[0])
-
-
-def bits_to_float(bits: int) -> float:
-    return float(struct.unpack("d", struct.pack("q", bits))[0])
+def read_bits_table(table: Tensor) -> list[float]:
+    return table.cpu().view(torch.float64).tolist()

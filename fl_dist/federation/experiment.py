@@ -71,7 +71,7 @@ class Experiment:
         """That a real client would send for its update."""
         self.vectors_per_download = sum(tensor.numel() > 1 for tensor in vars(published).values())
         """Model-sized, to each client of a round."""
-        counts = [len(rows) for rows in self.client_data.rows]
+        counts = self.client_data.counts
         self.max_samples = max(counts)
         self.min_weight = min(counts) / self.max_samples if config.server.weighting == "samples" else 1.0
 
@@ -89,17 +89,6 @@ class Experiment:
     @cached_property
     def _first(self) -> Tensor:
         return self.initial.to(self.device)
-
-    @cached_property
-    def _is_weight(self) -> Tensor:
-        mask = torch.zeros_like(self.model.vector, dtype=torch.bool)
-        for name, view in self.model.named(mask).items():
-            view.fill_("weight" in name)
-        return mask
-
-    @cached_property
-    def _is_parameter(self) -> Tensor:
-        return self.model.parameter_mask()
 
     def _build_module(self, section: dict[str, Any]) -> nn.Module:
         seed_global(torch_seed(self.config.seed, "model"), self.device)
@@ -119,11 +108,11 @@ class Experiment:
         module.load_state_dict(rest, strict=False)
         return FlatModel(module, self.model)
 
-    def take_server_vars(self) -> Vars:
+    def pop_server_vars(self) -> Vars:
         """The server's first variables, once: a rank that is not the server drops them."""
         assert self._server_vars is not None
-        taken, self._server_vars = self._server_vars, None
-        return taken
+        variables, self._server_vars = self._server_vars, None
+        return variables
 
     def _template(self, published: Vars) -> StateTemplate:
         state = self.algorithm.client_init(published, self.round(0, 1))
@@ -142,8 +131,8 @@ class Experiment:
         forwards, backwards = self.algorithm.passes
         data, epochs = self.client_data, self.config.local.epochs
         return [
-            min(epochs * data.count(c), data.steps(c) * data.batch_size(c)) * (forwards + 2 * backwards)
-            for c in range(len(data.rows))
+            min(epochs * count, data.steps(c) * data.batch_size(c)) * (forwards + 2 * backwards)
+            for c, count in enumerate(data.counts)
         ]
 
     @cached_property
@@ -155,7 +144,7 @@ class Experiment:
 
     def weight(self, client: int, by: str) -> float:
         """A client's weight in a mean: at most 1, and independent of who else takes part."""
-        return self.client_data.count(client) / self.max_samples if by == "samples" else 1.0
+        return self.client_data.counts[client] / self.max_samples if by == "samples" else 1.0
 
     def round(self, index: int, participants: int, client: int | None = None) -> Round:
         clients = self.config.clients
@@ -165,8 +154,8 @@ class Experiment:
             participants=participants,
             clients=clients.total,
             first=lambda: self._first,
-            weights=lambda: self._is_weight,
-            parameters=lambda: self._is_parameter,
+            weights=lambda: self.model.weight_mask,
+            parameters=lambda: self.model.parameter_mask,
             parameter_count=self.model.count,
             channels=self.dataset.shape[0] if self.dataset.shape else 1,
             seed=self.config.seed,
@@ -174,7 +163,7 @@ class Experiment:
             expected_participants=self._expected_participants(index),
             client=client,
             steps=0 if client is None else self.client_data.steps(client),
-            samples=0 if client is None else self.client_data.count(client),
+            samples=0 if client is None else self.client_data.counts[client],
         )
 
     def _expected_participants(self, index: int) -> int:

@@ -1,6 +1,5 @@
 """An experiment in words, facts and hashes: for logs and readers, and to compare ranks and attempts."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,24 +19,9 @@ MAX_CLASS_COUNTS = 200_000
 """Clients times classes up to which a run folder holds the class counts of each client."""
 
 
-@dataclass(frozen=True)
-class DataFacts:
-    """What a reader of a run needs to know without its data."""
-
-    shape: list[int]
-    outputs: int
-    vocabulary: int
-    per_token: bool
-    bytes: bool
-    """Whether its rows are bytes, which are divided by 255."""
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    primary_metric: dict[str, Any]
-
-
 def describe(experiment: Experiment) -> list[str]:
     """What the run is made of, in a few lines."""
-    config, data, rows = experiment.config, experiment.dataset, experiment.client_data.rows
+    config, data, sizes = experiment.config, experiment.dataset, experiment.client_data.counts
     counts = experiment.client_rows.class_counts()
     classes = "" if counts is None else f" and {_range([int(np.count_nonzero(own)) for own in counts])} classes"
     rows_held_out = sum(len(own) for own in experiment.client_data.validation)
@@ -47,8 +31,8 @@ def describe(experiment: Experiment) -> list[str]:
         f"task {config.task['name']}",
         f"data {config.data['name']}{here}: {len(data.y_train):,} training and {len(data.y_test):,} test rows of "
         f"{'x'.join(map(str, data.shape))}" + (f", {data.classes} classes" if data.classes else ""),
-        f"{pluralize(len(rows), 'client')} by {config.partition['name']}: {_range([len(r) for r in rows])} rows"
-        f"{classes} each{held_out}",
+        f"{pluralize(len(sizes), 'client')} by {config.partition['name']}: {_range(sizes)} rows{classes} each"
+        f"{held_out}",
         f"model {config.model['name']}: {describe_size(experiment)}",
         *describe_weights(experiment),
         f"algorithm {config.algorithm.get('name', 'of parts')}: {experiment.algorithm.describe()}",
@@ -94,17 +78,25 @@ def describe_size(experiment: Experiment) -> str:
 
 def client_class_counts(experiment: Experiment) -> dict[str, Any]:
     """Rows of each client, and of each class, unless that is a long list."""
-    sizes, counts = [len(rows) for rows in experiment.client_data.rows], experiment.client_rows.class_counts()
+    sizes, counts = experiment.client_data.counts, experiment.client_rows.class_counts()
     if counts is None or len(sizes) * experiment.dataset.classes > MAX_CLASS_COUNTS:
         return {"sizes": sizes, "classes": None}
     return {"sizes": sizes, "classes": [own.tolist() for own in counts]}
 
 
-def data_facts(experiment: Experiment) -> DataFacts:
-    shape, outputs, vocabulary, per_token = experiment.model_interface
-    data, metric = experiment.dataset, experiment.task.primary_metric._asdict()
-    is_bytes = main_tensor(data.x_train).dtype == torch.uint8
-    return DataFacts(list(shape), outputs, vocabulary, per_token, is_bytes, data.mean, data.std, metric)
+def data_facts(experiment: Experiment) -> dict[str, Any]:
+    """What a reader of a run needs to know without its data."""
+    interface, data = experiment.model_interface, experiment.dataset
+    return {
+        "shape": list(interface.shape),
+        "outputs": interface.outputs,
+        "vocabulary": interface.vocabulary,
+        "per_token": interface.per_token,
+        "bytes": main_tensor(data.x_train).dtype == torch.uint8,  # which are divided by 255
+        "mean": data.mean,
+        "std": data.std,
+        "primary_metric": experiment.task.primary_metric._asdict(),
+    }
 
 
 def content_hashes(experiment: Experiment) -> dict[str, str]:

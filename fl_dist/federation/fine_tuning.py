@@ -36,15 +36,7 @@ class ClientFineTuning:
         self._experiment, local = experiment, _plain_sgd(experiment.config.local, settings)
         self._data, self._lr = experiment.client_data.with_local(local), local.lr
         self._algorithm = build({"name": "fedavg"})
-        self._training = LocalTraining(
-            experiment.model,
-            experiment.eval_model,
-            self._algorithm,
-            self._data,
-            local,
-            experiment.config.seed,
-            progress=progress,
-        )
+        self._training = LocalTraining(experiment, self._algorithm, self._data, progress=progress)
 
     def close(self) -> None:
         self._training.close()

@@ -4,7 +4,8 @@ Views start at multiples of 64 bytes: kernels may choose another code path, and 
 unaligned memory. The gaps hold zeros and change no norm.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -51,11 +52,20 @@ class FlatModel:
             view.copy_(p.detach())
         return vector
 
+    @cached_property
     def parameter_mask(self) -> Tensor:
         """True at the entries of parameters, False in the gaps."""
+        return self._mask(lambda name: True)
+
+    @cached_property
+    def weight_mask(self) -> Tensor:
+        """True at the entries of parameters that are named weights."""
+        return self._mask(lambda name: "weight" in name)
+
+    def _mask(self, is_included: Callable[[str], bool]) -> Tensor:
         mask = torch.zeros_like(self.vector, dtype=torch.bool)
-        for view in self.views(mask):
-            view.fill_(True)
+        for name, view in self.named(mask).items():
+            view.fill_(is_included(name))
         return mask
 
     def train(self) -> None:

@@ -14,14 +14,13 @@ from fl_dist.common.errors import ConfigError, FlDistError, describe_error
 from fl_dist.common.hook_contract import HookContractError, describe_value
 from fl_dist.common.randomness import seed_global, torch_seed
 from fl_dist.common.rows import Rows
-from fl_dist.config import Local
 from fl_dist.distributed import bf16, hardware_errors
 from fl_dist.federation.client_data import ClientData
+from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.flat_model import FlatModel
-from fl_dist.federation.layer_outputs import LayerOutputs
 from fl_dist.federation.trajectory_recorder import TrajectoryRecorder
 from fl_dist.federation.uplink import REMEDY, OutOfRangeError
-from fl_dist.models import CompiledModule, describe_compile_error, differentiable_rnn
+from fl_dist.models import CompiledModule, LayerOutputs, describe_compile_error, differentiable_rnn
 from fl_dist.optimizers import build_optimizer, client_variables, pop_client_variables
 
 DIVERGED_MESSAGE = f"training diverged, its loss is not finite; {REMEDY}"
@@ -67,27 +66,25 @@ class LocalTraining:
 
     def __init__(
         self,
-        model: FlatModel,
-        eval_model: FlatModel,
+        experiment: Experiment,
         algorithm: Algorithm,
         client_data: ClientData,
-        local: Local,
-        seed: int,
         deadline: float | None = None,
         progress: Callable[[], None] = lambda: None,
-    ):
-        """`progress` is called before each pass over a batch."""
-        self.progress = progress
-        self.model, self.eval_model, self.algorithm, self.client_data = model, eval_model, algorithm, client_data
-        self.task, self.local, self.seed, self.deadline = client_data.task, local, seed, deadline
-        self.buffers = model.buffers.new()
+    ) -> None:
+        """`deadline`: seconds a client may take; `progress` is called before each pass over a batch."""
+        self.model, self.eval_model, self.seed = experiment.model, experiment.eval_model, experiment.config.seed
+        self.algorithm, self.client_data, self.deadline, self.progress = algorithm, client_data, deadline, progress
+        self.task, self.local = client_data.task, client_data.local
+        self.buffers = self.model.buffers.new()
         self.forwards = self.backwards = 0
         self.recorder: TrajectoryRecorder | None = None
-        self._layer_outputs = {id(flat): LayerOutputs(flat.module, algorithm.layers) for flat in (model, eval_model)}
-        model.train()
-        eval_model.module.eval()
-        self.optimizer = build_optimizer(local.optimizer, local.momentum, local.weight_decay)
-        self._module: Callable[..., Tensor] = model.module
+        models = (self.model, self.eval_model)
+        self._layer_outputs = {id(model): LayerOutputs(model.module, algorithm.layers) for model in models}
+        self.model.train()
+        self.eval_model.module.eval()
+        self.optimizer = build_optimizer(self.local.optimizer, self.local.momentum, self.local.weight_decay)
+        self._module: Callable[..., Tensor] = self.model.module
         """For local steps; the eval model is not compiled."""
 
     def compile(self) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from fl_dist.data import normalise
 from fl_dist.diagnostics.base import ALL_ROWS, TEST_ROWS, FineTuning, MeasurementError
 from fl_dist.federation.commands import Action, Command
-from fl_dist.federation.exact_sums import mean_of_words
+from fl_dist.federation.exact_sums import mean_of_words, read_bits_table
 from fl_dist.federation.oracle_worker import COUNT_UNIT, VECTOR_NAMES, OracleWorker
 
 MAX_CLASSES = 1000
@@ -39,10 +39,10 @@ class LossOracle:
     def clients(self, w: Tensor, on_validation: bool) -> list[float]:
         on_validation = on_validation and bool(self.experiment.client_data.validated_clients)
         action = Action.CLIENT_VALIDATION_METRICS if on_validation else Action.CLIENT_METRICS
-        return _numbers(self._ask(Command(action), w))
+        return read_bits_table(self._ask(Command(action), w))
 
     def fine_tune(self, w: Tensor, settings: FineTuning) -> tuple[list[float], list[float]]:
-        numbers = _numbers(self._ask(Command(Action.FINE_TUNE, **settings._asdict()), w))
+        numbers = read_bits_table(self._ask(Command(Action.FINE_TUNE, **settings._asdict()), w))
         return numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
 
     def classes(self, w: Tensor) -> list[float | None]:
@@ -56,7 +56,7 @@ class LossOracle:
 
     @property
     def sizes(self) -> list[int]:
-        return [self.experiment.client_data.count(client) for client in self.trained]
+        return [self.experiment.client_data.counts[client] for client in self.trained]
 
     def mean(self, name: str) -> Tensor:
         self._ask(Command(Action.LOCAL_MEAN, vector=VECTOR_NAMES.index(name)))
@@ -91,7 +91,7 @@ class LossOracle:
         return worker.answer(command)
 
     def _of_trained(self, command: Command, *vectors: Tensor) -> list[float]:
-        numbers = dict(zip(self.worker.cohort, _numbers(self._ask(command, *vectors)), strict=True))
+        numbers = dict(zip(self.worker.cohort, read_bits_table(self._ask(command, *vectors)), strict=True))
         return [numbers[client] for client in self.trained]
 
     def _mean(self, what: str) -> Tensor:
@@ -111,7 +111,3 @@ class LossOracle:
         x, y = next(experiment.test.load([rows]))
         _, target = experiment.task.batch(normalise(x, experiment.dataset, experiment.test.dtype), y)
         return target.shape == y.shape and bool((target == y).all())
-
-
-def _numbers(table: Tensor) -> list[float]:
-    return table.cpu().view(torch.float64).tolist()

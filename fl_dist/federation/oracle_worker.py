@@ -59,8 +59,8 @@ class OracleWorker:
             Action.LOSS: self._loss,
             Action.GRADIENT: lambda command: self._sum(self._derivatives(command)),
             Action.HESSIAN_VECTOR_PRODUCT: lambda command: self._sum(self._derivatives(command, self.points[1])),
-            Action.CLIENT_METRICS: lambda _: self._training_metrics(),
-            Action.CLIENT_VALIDATION_METRICS: lambda _: self._validation_metrics(),
+            Action.CLIENT_METRICS: self._client_metrics,
+            Action.CLIENT_VALIDATION_METRICS: self._client_metrics,
             Action.FINE_TUNE: self._fine_tuned_metrics,
             Action.CLASS_ACCURACY: self._class_accuracy,
             Action.LOCAL_MEAN: lambda command: self._sum_local(command, self._recorded),
@@ -157,26 +157,24 @@ class OracleWorker:
         experiment = self.experiment
         return count_correct(self.model, experiment.task, self._own_batches(command.rows), experiment.dataset.classes)
 
-    def _training_metrics(self) -> Tensor:
+    def _client_metrics(self, command: Command) -> Tensor:
+        """Of all clients on their training rows, or of those that hold rows out on these."""
         data = self.experiment.client_data
-        return self._client_metrics(range(len(data.rows)), data.rows)
+        if command.action is Action.CLIENT_VALIDATION_METRICS:
+            numbers = self._measure_clients(data.validated_clients, data.validation)
+            return bits_table(len(data.validated_clients), numbers)
+        return bits_table(len(data.rows), self._measure_clients(range(len(data.rows)), data.rows))
 
-    def _validation_metrics(self) -> Tensor:
-        data = self.experiment.client_data
-        return self._client_metrics(data.validated_clients, data.validation)
-
-    def _client_metrics(self, clients: Sequence[int], rows: Sequence[Tensor]) -> Tensor:
-        """The metric of each of these clients on its `rows`."""
-        own = self.share.clients(clients)
-        return bits_table(len(clients), ((place, self._client_metric(rows[clients[place]])) for place in own))
+    def _measure_clients(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[tuple[int, float]]:
+        """Of this rank's share of the clients: the place in the list, and the metric on the client's `rows`."""
+        return [(place, self._client_metric(rows[clients[place]])) for place in self.share.clients(clients)]
 
     def _fine_tuned_metrics(self, command: Command) -> Tensor:
         """Of the sampled clients, on their validation rows: the metric of the point, then those of their own models."""
         settings = FineTuning(command.epochs, command.steps, command.lr, command.sample)
         clients = sample_clients(self.experiment, settings.sample)
         own, rows = self.share.clients(clients), self.experiment.client_data.validation
-        before = [(place, self._client_metric(rows[clients[place]])) for place in own]
-        after = []
+        before, after = self._measure_clients(clients, rows), []
         with closing(ClientFineTuning(self.experiment, settings, self.group.failure_detector.progress)) as fine_tuning:
             for place in own:
                 client = clients[place]
@@ -198,13 +196,13 @@ class OracleWorker:
         """Of the recorded vectors to the point, or, of chords, between both scaled to length 1."""
         point, name = self.points[0], VECTOR_NAMES[command.vector]
 
-        def distance(recorded: RecordedVectors) -> float:
-            vector = recorded[name].to(point.device)
+        def distance(client: int) -> float:
+            vector = self._recorded[client][name].to(point.device)
             if command.action is Action.LOCAL_CHORDS:
                 return norm(unit_vector(vector.double()) - unit_vector(point.double()))
             return norm(vector - point)
 
-        return self._per_client(lambda client: distance(self._recorded[client]))
+        return self._per_client(distance)
 
     def _local_sharpness(self, command: Command) -> Tensor:
         def of_client(client: int) -> float:

@@ -40,7 +40,7 @@ class PostHocDiagnostics:
     ) -> None:
         """`done`: rounds of the run; `tensors`: the server's variables after them, `buffers` among them."""
         self.experiment, self.group, self.done, self._clients = experiment, group, done, clients
-        self.server = Server(experiment, list(group.workers), experiment.take_server_vars())
+        self.server = Server(experiment, list(group.workers), experiment.pop_server_vars())
         self._history = StepHistory(pop_step_history(tensors, experiment.device))
         self.server.restore(tensors)
 
@@ -97,7 +97,7 @@ class PostHocDiagnostics:
             oracle = LossOracle(worker, trained)
             for scheduled in due:
                 began = time.perf_counter()
-                context = diagnostic_context(self.experiment, self.server, oracle, start, self._history, round_)
+                context = diagnostic_context(self.server, oracle, start, self._history, round_)
                 values = run_diagnostics([scheduled], context, round_)[scheduled.label]
                 seconds = round(time.perf_counter() - began, 6)
                 found.append({"round": round_, "label": scheduled.label, "values": values, "seconds": seconds})

@@ -15,7 +15,6 @@ from fl_dist.common.hook_contract import HookContractError, describe_value
 from fl_dist.config import ConfigError
 from fl_dist.diagnostics import ScheduledDiagnostic
 from fl_dist.diagnostics.base import DiagnosticContext, MeasurementError, Requirement, Values
-from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.flat_model import FlatModel
 from fl_dist.federation.local_training import DIVERGED_MESSAGE, ClientFailedError, LocalTraining
 from fl_dist.federation.loss_oracle import LossOracle
@@ -55,14 +54,10 @@ def requirements_of(diagnostics: Iterable[ScheduledDiagnostic]) -> set[Requireme
 
 
 def diagnostic_context(
-    experiment: Experiment,
-    server: Server,
-    loss_oracle: LossOracle,
-    start: Tensor,
-    history: StepHistory,
-    index: int,
+    server: Server, loss_oracle: LossOracle, start: Tensor, history: StepHistory, index: int
 ) -> DiagnosticContext:
     """After a round whose clients received `start`; `index` is that of the next one."""
+    experiment = server.experiment
     return DiagnosticContext(
         x=server.vars.x,
         start=start,
@@ -75,7 +70,7 @@ def diagnostic_context(
         previous_step=history.previous,
         parameter_views=experiment.model.views,
         has_filters=_has_filters(experiment.model),
-        train_client=lambda algorithm, client: train_client(experiment, server, loss_oracle, algorithm, client, index),
+        train_client=lambda algorithm, client: train_client(server, loss_oracle, algorithm, client, index),
         best_is=experiment.task.primary_metric.best,
         seed=experiment.config.seed,
     )
@@ -88,18 +83,14 @@ def _has_filters(model: FlatModel) -> list[bool]:
 
 
 def train_client(
-    experiment: Experiment,
-    server: Server,
-    loss_oracle: LossOracle,
-    algorithm: Algorithm,
-    client: int,
-    index: int,
+    server: Server, loss_oracle: LossOracle, algorithm: Algorithm, client: int, index: int
 ) -> list[Tensor]:
     """Some points on a client's trajectory from the server's model.
 
     Variables of the optimiser and of the parts that the run's algorithm also has are the run's, its server's and this
     client's; others are new.
     """
+    experiment = server.experiment
     if client >= experiment.config.clients.total:
         raise ConfigError(
             f"there is no client {client} to be trained: the last one is {experiment.config.clients.total - 1}"
@@ -114,8 +105,7 @@ def train_client(
     known = {name for part in algorithm.parts for name in part.client if _has_part(experiment.algorithm, part)}
     known |= {name for name in own if name.startswith(PREFIX)}
     vars(state).update({name: v.to(experiment.device, copy=True) for name, v in own.items() if name in known})
-    trajectory, local, seed = Trajectory(r.steps), experiment.config.local, experiment.config.seed
-    training = LocalTraining(experiment.model, experiment.eval_model, algorithm, experiment.client_data, local, seed)
+    trajectory, training = Trajectory(r.steps), LocalTraining(experiment, algorithm, experiment.client_data)
     try:
         result = training.run(client, s, server.buffers, state, r, trajectory)
     finally:

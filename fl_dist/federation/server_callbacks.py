@@ -72,7 +72,7 @@ class Checkpoints(ServerCallback):
         is_saving = self._is_due(upcoming, is_last) and (is_last or not is_busy)
         save = SaveScope.NOTHING
         if is_saving:
-            self._folder.check_lock()
+            self._folder.lock.check()
             self._last_saved = upcoming.round_index
             save = SaveScope.EVERYTHING if self._manager.has_missing_files else SaveScope.CHANGED
         return command._replace(save=save, acknowledged=acknowledged, is_committed=is_committed)
@@ -95,10 +95,10 @@ class Checkpoints(ServerCallback):
 class Evaluation(ServerCallback):
     """Evaluates the model of a round: rank 0 alone while others train, or all ranks before they do."""
 
-    def __init__(self, experiment: Experiment, server: Server, evaluator: Evaluator, ranks: int) -> None:
-        self._config, self._server, self._evaluator = experiment.config, server, evaluator
-        self._best_is = experiment.task.primary_metric.best
-        self._placement = EvaluationPlacement(evaluator.share.evaluator(self._config.evaluate.where), ranks)
+    def __init__(self, server: Server, evaluator: Evaluator) -> None:
+        self._config, self._server, self._evaluator = server.experiment.config, server, evaluator
+        where = evaluator.share.evaluator(self._config.evaluate.where)
+        self._placement = EvaluationPlacement(where, evaluator.group.size)
 
     def on_command(self, command: Command, upcoming: NextRound) -> Command:
         pending = upcoming.pending
@@ -106,7 +106,7 @@ class Evaluation(ServerCallback):
             return command
         record = pending.record
         idle = record.seconds.local - (record.workers["0"].busy or 0.0)
-        if not self._placement.together(idle, record.seconds.broadcast):
+        if not self._placement.uses_all_ranks(idle, record.seconds.broadcast):
             return command
         own = upcoming.publishes_server_model
         return command._replace(evaluate=EvaluatedModel.PUBLISHED if own else EvaluatedModel.SERVER)
@@ -118,7 +118,8 @@ class Evaluation(ServerCallback):
         """What so many ranks measured in so many seconds."""
         self._placement.observe(ranks > 1, seconds)
         metrics = {name: float(value) for name, value in measured.metrics.items()}
-        spread = summarize_clients(measured.clients, self._best_is) if measured.clients else {}
+        best_is = self._server.experiment.task.primary_metric.best
+        spread = summarize_clients(measured.clients, best_is) if measured.clients else {}
         validation = {f"{VALIDATION}{name}": value for name, value in spread.items() if name != "worst"}
         return record.with_test(metrics, validation, seconds, ranks)
 
@@ -133,14 +134,14 @@ class Evaluation(ServerCallback):
 class Diagnostics(ServerCallback):
     """Measures the round that was just made, by all ranks; the seconds are no part of the round's."""
 
-    def __init__(self, experiment: Experiment, server: Server) -> None:
-        self._experiment, self._server = experiment, server
-        needed = "previous step" in requirements_of(experiment.diagnostics)
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        needed = "previous step" in requirements_of(server.experiment.diagnostics)
         self._history = StepHistory() if needed else None
         self._before: Tensor | None = None
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        last = pop_step_history(tensors, self._experiment.device)
+        last = pop_step_history(tensors, self._server.experiment.device)
         if self._history is not None:
             self._history.last = last
 
@@ -168,6 +169,6 @@ class Diagnostics(ServerCallback):
         """`start`: the model that clients received; `delay`: seconds that recording took in training."""
         began = time.perf_counter()
         history = self._history or StepHistory()
-        context = diagnostic_context(self._experiment, self._server, oracle, start, history, record.round)
+        context = diagnostic_context(self._server, oracle, start, history, record.round)
         values = run_diagnostics(due, context, record.round)
         return record.with_diagnostics(values, delay + time.perf_counter() - began)

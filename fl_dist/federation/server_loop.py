@@ -70,8 +70,8 @@ class ServerLoop:
         self._trained: dict[int, ClientReport] = {}
         done = 0 if start is None else start.manifest.round
         self._metrics = MetricsFile(folder.path / METRICS)
-        self._diagnostics = Diagnostics(experiment, server)
-        self._evaluation = Evaluation(experiment, server, evaluator, group.size)
+        self._diagnostics = Diagnostics(server)
+        self._evaluation = Evaluation(server, evaluator)
         self._server_callbacks = (Checkpoints(experiment, folder, writer, done), self._evaluation, self._diagnostics)
         # A record is on disk before anything else shows it. At the end the order is reversed: what could not be
         # written is reported last, when all else is done.

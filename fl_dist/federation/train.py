@@ -1,7 +1,5 @@
 """The loop: plan, broadcast, local training, reduce, server step; evaluation and saving beside the next round."""
 
-from torch import Tensor
-
 from fl_dist.callbacks.base import NO_CALLBACKS, CallbackList
 from fl_dist.diagnostics import ScheduledDiagnostic
 from fl_dist.distributed import fault_injection
@@ -10,7 +8,7 @@ from fl_dist.distributed.host_transfer import HostTransfer
 from fl_dist.distributed.memory import AllocationMonitor, peak_device_bytes, resident_bytes
 from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.distributed.signals import StopRequest
-from fl_dist.federation.client_state import ReadClient
+from fl_dist.federation.client_state import client_reader
 from fl_dist.federation.commands import Action, Command, EvaluatedModel, SaveScope
 from fl_dist.federation.evaluation import Evaluator
 from fl_dist.federation.experiment import Experiment
@@ -22,13 +20,7 @@ from fl_dist.federation.server_loop import ServerLoop
 from fl_dist.federation.trajectory_recorder import TrajectoryRecorder
 from fl_dist.federation.uplink import RankReport
 from fl_dist.federation.worker import Worker, build_messages
-from fl_dist.storage.checkpoint import (
-    Checkpoint,
-    CorruptCheckpointError,
-    load_checkpoint,
-    newest_checkpoint_round,
-    read_client,
-)
+from fl_dist.storage.checkpoint import Checkpoint
 from fl_dist.storage.checkpoint_manager import CheckpointManager
 from fl_dist.storage.checkpoint_writer import CheckpointWriter
 from fl_dist.storage.run_folder import RunFolder
@@ -69,18 +61,18 @@ class TrainingLoop:
         self.experiment, self.group, self.stop, self.is_finished = experiment, group, stop, False
         self.timer, self._allocations = RoundTimer(synchronizer(group.device)), AllocationMonitor(group.device)
         transfer, self.evaluator = HostTransfer(group.device), Evaluator(experiment, group)
-        run_id, server_vars = folder.info.id, experiment.take_server_vars()
-        self.writer = CheckpointWriter(folder.checkpoints, group, run_id, transfer, has_state=bool(experiment.template))
+        run_id, server_vars = folder.info.id, experiment.pop_server_vars()
+        root, has_state, keep = folder.checkpoints, bool(experiment.template), experiment.config.checkpoint.keep
+        manager = CheckpointManager(root, run_id, keep, start, folder.mark_has_checkpoint) if group.rank == 0 else None
+        self.writer = CheckpointWriter(root, group, run_id, manager, transfer, has_state)
         self.server_loop: ServerLoop | None = None
         """On rank 0."""
         if group.rank == 0:
-            keep = experiment.config.checkpoint.keep
-            self.writer.manager = CheckpointManager(folder.checkpoints, run_id, keep, start, folder.mark_has_checkpoint)
             server = Server(experiment, list(group.workers), server_vars)
             self.server_loop = ServerLoop(
                 experiment, group, folder, server, self.writer, self.timer, self.evaluator, start, callbacks
             )
-        self.worker = Worker(experiment, group, client_reader(folder, start), folder.path, transfer)
+        self.worker = Worker(experiment, group, client_reader(root, start), folder.path, transfer)
         self.down, self.up = build_messages(experiment, group.size)
         self.oracle_worker = OracleWorker(experiment, group, self.worker.states)
 
@@ -135,7 +127,7 @@ class TrainingLoop:
                 # Local training begins by overwriting its vector, which so has room for another model.
                 x = self.experiment.model.vector if self.server_loop is None else self.server_loop.server.vars.x
                 self.group.collectives.broadcast(x)
-            measured = self.evaluator.together(x, self.down.buffers, index)
+            measured = self.evaluator.evaluate_together(x, self.down.buffers, index)
         if self.server_loop is not None:
             self.server_loop.add_evaluation(measured, self.timer.phases["evaluate"])
 
@@ -170,20 +162,3 @@ class TrainingLoop:
         self.writer.join()
         if self.server_loop is not None:
             self.server_loop.finish(self.stop)
-
-
-def client_reader(folder: RunFolder, start: Checkpoint | None) -> ReadClient:
-    """Reads a client's variables from the checkpoint that the run resumes from."""
-    root, index = folder.checkpoints, dict(start.index) if start else {}
-
-    def read(client: int) -> dict[str, Tensor] | None:
-        if client not in index:
-            return None
-        try:
-            return read_client(root, index[client])
-        except CorruptCheckpointError:
-            # Meanwhile rank 0 may have copied them to a newer checkpoint.
-            index.update(load_checkpoint(root, newest_checkpoint_round(root)).index)
-            return read_client(root, index[client])
-
-    return read

@@ -56,14 +56,7 @@ class Worker:
         self.experiment, self.group = experiment, group
         config = experiment.config
         self.training = LocalTraining(
-            experiment.model,
-            experiment.eval_model,
-            experiment.algorithm,
-            experiment.client_data,
-            config.local,
-            config.seed,
-            config.clients.deadline,
-            self._progress,
+            experiment, experiment.algorithm, experiment.client_data, config.clients.deadline, self._progress
         )
         if config.local.compile and group.rank in group.workers:
             self.training.compile()

@@ -8,14 +8,15 @@ from torch import Tensor, nn
 from fl_dist.common.errors import ModelError
 from fl_dist.common.registry import import_submodules
 from fl_dist.models.base import PretrainedModule, models
-from fl_dist.models.blocks import split_off_dense
 from fl_dist.models.compiled import CompiledModule, describe_compile_error
 from fl_dist.models.kernels import allow_first_order_kernels, differentiable_rnn, second_order
+from fl_dist.models.layer_outputs import LayerOutputs
 from fl_dist.models.weights import describe_pretrained, freeze_except, load_init, load_pretrained
 
 import_submodules(__name__)
 __all__ = [
     "CompiledModule",
+    "LayerOutputs",
     "PretrainedModule",
     "allow_first_order_kernels",
     "build_model",
@@ -24,7 +25,6 @@ __all__ = [
     "differentiable_rnn",
     "models",
     "second_order",
-    "split_off_dense",
 ]
 
 

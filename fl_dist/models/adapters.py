@@ -13,7 +13,7 @@ from fl_dist.common.formatting import suggest
 from fl_dist.common.imports import without_broken_torchvision
 from fl_dist.common.registry import StrictModel
 
-WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+ADAPTER_WEIGHTS, ADAPTER_SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 """Files of an adapter in peft's format."""
 
 
@@ -40,12 +40,11 @@ def add_adapters(network: Any, lora: Lora, kind: str) -> Any:
     try:
         adapted = peft.get_peft_model(network, config)
     except ValueError as error:
-        raise ModelError(
-            f"model.lora: {error_message(error)}; set model.lora.targets: {_list_layers(network)}"
-        ) from None
+        layers = ", ".join(_matrix_layers(network))
+        raise ModelError(f"model.lora: {error_message(error)}; set model.lora.targets: {layers}") from None
     for layer in adapted.modules():
         if isinstance(layer, peft.utils.ModulesToSaveWrapper):
-            _take_any_precision(layer)
+            _convert_inputs(layer)
     return adapted
 
 
@@ -60,7 +59,7 @@ def file_names(adapted: Any) -> dict[str, str]:
 def write_adapter(adapted: Any, tensors: dict[str, Tensor], folder: Path) -> None:
     """Tensors by their names in peft's files."""
     folder.mkdir(exist_ok=True)
-    write_atomically(folder / WEIGHTS, save(tensors, {"format": "pt"}))
+    write_atomically(folder / ADAPTER_WEIGHTS, save(tensors, {"format": "pt"}))
     adapted.peft_config["default"].save_pretrained(str(folder))
 
 
@@ -79,22 +78,21 @@ def _check_targets(network: Any, targets: list[str]) -> None:
     names = [name for name, _ in network.named_modules()]
     for target in targets:
         if not any(name == target or name.endswith(f".{target}") for name in names):
-            raise ModelError(f"model.lora.targets: no layer is named {target!r}; {suggest(target, _layers(network))}")
+            hint = suggest(target, _matrix_layers(network))
+            raise ModelError(f"model.lora.targets: no layer is named {target!r}; {hint}")
 
 
-def _layers(network: Any) -> set[str]:
-    """The last parts of the names of layers with a matrix."""
-    matrices = {name for name, module in network.named_modules() if getattr(module, "weight", None) is not None}
-    shapes = {name: network.get_submodule(name).weight.dim() for name in matrices}
-    embeddings = {name for name in matrices if isinstance(network.get_submodule(name), nn.Embedding)}
-    return {name.rpartition(".")[2] for name in matrices - embeddings if shapes[name] == 2}
+def _matrix_layers(network: Any) -> list[str]:
+    """The last parts of the names of layers with a matrix, without embeddings."""
+    return sorted({name.rpartition(".")[2] for name, module in network.named_modules() if _has_matrix(module)})
 
 
-def _list_layers(network: Any) -> str:
-    return ", ".join(sorted(_layers(network)))
+def _has_matrix(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return weight is not None and weight.dim() == 2 and not isinstance(module, nn.Embedding)
 
 
-def _take_any_precision(head: nn.Module) -> None:
+def _convert_inputs(head: nn.Module) -> None:
     """Convert what a trained head gets from a base in half precision."""
 
     def convert(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -102,5 +100,5 @@ def _take_any_precision(head: nn.Module) -> None:
         return tuple(x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs)
 
     for layer in head.modules():
-        if any(True for _ in layer.parameters(recurse=False)):
+        if list(layer.parameters(recurse=False)):
             layer.register_forward_pre_hook(convert)

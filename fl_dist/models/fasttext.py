@@ -8,13 +8,11 @@ from torch import Tensor, nn
 from fl_dist.common.errors import ModelError
 from fl_dist.models.base import models
 
-PADDING = 0
-
 
 class FastText(nn.Module):
     def __init__(self, vocabulary: int, width: int, outputs: int) -> None:
         super().__init__()
-        self.embed = nn.Embedding(vocabulary, width, padding_idx=PADDING)
+        self.embed = nn.Embedding(vocabulary, width, padding_idx=0)
         self.fc1 = nn.Linear(width, width)
         self.fc2 = nn.Linear(width, outputs)
 

@@ -14,13 +14,12 @@ from fl_dist.common.errors import ModelError, error_message
 from fl_dist.common.formatting import shorten, suggest
 from fl_dist.common.imports import without_broken_torchvision
 from fl_dist.common.paths import expand_path
+from fl_dist.models.adapters import ADAPTER_SETTINGS
 
 CONFIG, WEIGHTS = "config.json", "*.safetensors"
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
 Dtype = Literal["float32", "bfloat16", "auto"]
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-
-
 FROM_SEED = "weights drawn from the seed: {}"
 
 
@@ -74,7 +73,7 @@ def read_source(path: str | dict[str, Any]) -> Source:
         raise ModelError(
             f"model.path {shorten(given)} does not exist; set it to a local folder with {CONFIG} and weights"
         )
-    if (given / "adapter_config.json").exists():
+    if (given / ADAPTER_SETTINGS).exists():
         raise ModelError(
             f"model.path {given} is an adapter; set it to the adapter's base, and model.init to its weights"
         )
@@ -110,7 +109,7 @@ def build_config(library: Any, source: Source, ids: int) -> Any:
         )
     try:
         if source.where == "model.path":
-            settings = _complete(known[kind](), settings, ids)
+            settings = _fill_vocabulary(known[kind](), settings, ids)
         return known[kind].from_dict(settings)
     except ModelError:
         raise
@@ -118,7 +117,7 @@ def build_config(library: Any, source: Source, ids: int) -> Any:
         raise ModelError(f"{source.where} is no configuration of {kind}: {error_message(error)}") from error
 
 
-def _complete(default: Any, settings: dict[str, Any], ids: int) -> dict[str, Any]:
+def _fill_vocabulary(default: Any, settings: dict[str, Any], ids: int) -> dict[str, Any]:
     """A misspelt key would be ignored."""
     for key in settings:
         if not hasattr(default, key):

@@ -17,13 +17,13 @@ from fl_dist.models.base import PretrainedModule
 
 T = TypeVar("T")
 MAX_LISTED_LENGTH = 140
-"""Letters of names in a message."""
+"""Characters of names in a message."""
 
 
 def load_init(module: nn.Module, path: str | Path) -> None:
     """Copy parameters by name from a .safetensors file into the module; buffers too, if the file has them."""
     tensors = _read("model.init", expand_path(path), module)
-    parameters = _own(module, dict(module.named_parameters()))
+    parameters = _drop_external(module, dict(module.named_parameters()))
     known = parameters | dict(module.named_buffers())
     _check_names(path, missing=parameters.keys() - tensors, unexpected=tensors.keys() - known)
     for name, tensor in tensors.items():
@@ -32,26 +32,24 @@ def load_init(module: nn.Module, path: str | Path) -> None:
                 f"model.init {path}: {name} has shape {list(tensor.shape)}, in the model"
                 f" {list(known[name].shape)}; set model to the one the file was saved from"
             )
-    _check_kinds("model.init", path, tensors, known)
-    _copy(tensors, known)
+    _copy("model.init", path, tensors, known)
 
 
 def load_pretrained(module: nn.Module, path: str | Path) -> None:
     """Copy the tensors that match by name and shape; the rest keeps its initial values."""
-    tensors, known = _read("model.pretrained", expand_path(path), module), _own(module, module.state_dict())
+    tensors, known = _read("model.pretrained", expand_path(path), module), _drop_external(module, module.state_dict())
     matching = {name: t for name, t in tensors.items() if name in known and t.shape == known[name].shape}
     if not matching:
         raise ModelError(
             f"model.pretrained {path} shares no tensor by name and shape with the model: the file has "
             f"{_list_names(set(tensors))}, the model {_list_names(set(known))}"
         )
-    _check_kinds("model.pretrained", path, matching, known)
-    _copy(matching, known)
+    _copy("model.pretrained", path, matching, known)
 
 
 def describe_pretrained(module: nn.Module, path: str | Path) -> str:
     """How much of the module comes from a file of pretrained weights, as a sentence; only its header is read."""
-    known = _own(module, module.state_dict())
+    known = _drop_external(module, module.state_dict())
     with safe_open(expand_path(path), "pt") as file:
         shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     shapes = _rename(module, shapes)
@@ -61,22 +59,15 @@ def describe_pretrained(module: nn.Module, path: str | Path) -> str:
     return f"{copied:,} of {size:,} numbers of the model are from {path}" + (f"; new are {fresh}" if fresh else "")
 
 
-def _check_kinds(key: str, path: str | Path, tensors: dict[str, Tensor], known: dict[str, Tensor]) -> None:
-    """Copying would convert integers, booleans and complex numbers silently."""
-    for name, tensor in tensors.items():
-        if _kind(tensor) != _kind(known[name]):
-            types = f"{name} is of type {tensor.dtype}, in the model {known[name].dtype}"
-            raise ModelError(f"{key} {path}: {types}; save it again in floating point".replace("torch.", ""))
-
-
-def _kind(tensor: Tensor) -> str:
-    return "float" if tensor.is_floating_point() else str(tensor.dtype)
-
-
 @torch.no_grad()
-def _copy(tensors: dict[str, Tensor], known: dict[str, Tensor]) -> None:
+def _copy(key: str, path: str | Path, tensors: dict[str, Tensor], known: dict[str, Tensor]) -> None:
+    """Copy between floating-point types; integers, booleans and complex numbers would be converted silently."""
     for name, tensor in tensors.items():
-        known[name].copy_(tensor)
+        target = known[name]
+        if tensor.dtype != target.dtype and not (tensor.is_floating_point() and target.is_floating_point()):
+            types = f"{name} is of type {tensor.dtype}, in the model {target.dtype}"
+            raise ModelError(f"{key} {path}: {types}; save it again in floating point".replace("torch.", ""))
+        target.copy_(tensor)
 
 
 def freeze_except(module: nn.Module, patterns: list[str]) -> None:
@@ -91,7 +82,7 @@ def freeze_except(module: nn.Module, patterns: list[str]) -> None:
             parameters[name].requires_grad_()
 
 
-def _own(module: nn.Module, tensors: dict[str, T]) -> dict[str, T]:
+def _drop_external(module: nn.Module, tensors: dict[str, T]) -> dict[str, T]:
     """Without those that are in other files of the user's."""
     external = module.external if isinstance(module, PretrainedModule) else ()
     return {name: tensor for name, tensor in tensors.items() if name not in external}
@@ -121,9 +112,9 @@ def _check_names(path: str | Path, missing: set[str], unexpected: set[str]) -> N
         raise ModelError(f"model.init {path} {' and '.join(problems)}; set model to the one the file was saved from")
 
 
-def _list_names(names: set[str], limit: int = 5) -> str:
-    """Some of them; of very long ones fewer."""
+def _list_names(names: set[str]) -> str:
+    """Up to five of them; of very long ones fewer."""
     ordered = sorted(names)
-    limit = max(1, min(limit, MAX_LISTED_LENGTH // len(max(ordered, key=len, default="-"))))
+    limit = max(1, min(5, MAX_LISTED_LENGTH // len(max(ordered, key=len, default="-"))))
     shown = [repr(name) for name in ordered[:limit]]
     return ", ".join(shown) + (f" and {len(names) - limit} more" if len(names) > limit else "")

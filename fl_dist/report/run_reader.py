@@ -15,7 +15,8 @@ from fl_dist.metrics.file import describe_repeated, drop_repeated
 from fl_dist.metrics.record import RoundRecord, parse_record
 from fl_dist.report.numbers import finite_or_none, mapping_or_empty, number_grid, number_list
 from fl_dist.results.run_result import ACCURACY, RunResult
-from fl_dist.storage.run_folder import ATTEMPTS, CLIENTS, CONFIG, DIAGNOSTICS, METRICS, MODEL, RUN_INFO, is_locked
+from fl_dist.storage.folder_lock import is_locked
+from fl_dist.storage.run_folder import ATTEMPTS, CLIENTS, CONFIG, DIAGNOSTICS, METRICS, MODEL, RUN_INFO
 
 T = TypeVar("T")
 FILES = (CONFIG, METRICS, MODEL, RUN_INFO, CLIENTS, ATTEMPTS, DIAGNOSTICS)

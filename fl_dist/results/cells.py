@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fl_dist.config.sweeps import ExtraColumn, TableSettings
+from fl_dist.config.sweep_file import ExtraColumn, TableSettings
 from fl_dist.metrics.summary import last_scores
 from fl_dist.results.run_result import RunResult
 

@@ -9,8 +9,9 @@ from fl_dist.common.errors import ConfigError, error_message
 from fl_dist.common.formatting import suggest
 from fl_dist.common.paths import expand_path
 from fl_dist.config import LAYOUT_KEYS, read_recorded_config
-from fl_dist.config.loading import flatten_keys
-from fl_dist.config.sweeps import COLUMN, LIST, ROW, Sweep, SweepRun, axis_names, matches_any, read_sweep
+from fl_dist.config.comparison import flatten_keys
+from fl_dist.config.sweep_file import Sweep
+from fl_dist.config.sweeps import COLUMN, LIST, ROW, SweepRun, axis_names, matches_any, read_sweep
 from fl_dist.metrics.file import read_records
 from fl_dist.results.run_result import RunResult
 from fl_dist.storage.run_folder import CONFIG, METRICS, find_runs

@@ -11,7 +11,7 @@ from fl_dist.common.errors import ConfigError, FlDistError
 from fl_dist.common.files import write_output
 from fl_dist.common.formatting import suggest
 from fl_dist.common.paths import expand_path
-from fl_dist.config.sweeps import ExtraColumn, TableSettings
+from fl_dist.config.sweep_file import ExtraColumn, TableSettings
 from fl_dist.metrics.costs import COSTS
 from fl_dist.plots.base import check_plot_file
 from fl_dist.results import curves, figures

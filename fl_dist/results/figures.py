@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_dist.common.errors import ConfigError
 from fl_dist.common.formatting import shorten, suggest
-from fl_dist.config.sweeps import ExtraColumn, TableSettings
+from fl_dist.config.sweep_file import ExtraColumn, TableSettings
 from fl_dist.metrics.costs import COSTS
 from fl_dist.plots import surfaces
 from fl_dist.results.cells import Measure, summarize

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fl_dist.common.formatting import pluralize
-from fl_dist.config.sweeps import TableSettings
+from fl_dist.config.sweep_file import TableSettings
 from fl_dist.results.cells import FAILED, NOT_REACHED, Measure, Number
 from fl_dist.results.collect import Collection
 from fl_dist.tasks import PrimaryMetric

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fl_dist.common.errors import ConfigError
-from fl_dist.config.sweeps import ExtraColumn, TableSettings
+from fl_dist.config.sweep_file import ExtraColumn, TableSettings
 from fl_dist.results.cells import Measure, Number, summarize
 from fl_dist.results.collect import Collection
 from fl_dist.results.notes import table_notes

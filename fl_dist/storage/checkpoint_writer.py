@@ -37,14 +37,18 @@ class CheckpointWriter:
     """A rank's part of each checkpoint, written by a thread, one checkpoint at a time."""
 
     def __init__(
-        self, root: Path, group: ProcessGroup, run: str, transfer: HostTransfer = NO_TRANSFER, has_state: bool = True
+        self,
+        root: Path,
+        group: ProcessGroup,
+        run: str,
+        manager: CheckpointManager | None,
+        transfer: HostTransfer = NO_TRANSFER,
+        has_state: bool = True,
     ) -> None:
-        """`has_state`: whether clients have variables; if not, rank 0 alone has something to save."""
-        self.root, self.group, self.run, self.transfer = root, group, run, transfer
+        """`manager`: on rank 0; `has_state`: whether clients have variables; if not, rank 0 saves alone."""
+        self.root, self.group, self.run, self.manager, self.transfer = root, group, run, manager, transfer
         self._has_state, self._ranks = has_state, range(group.size if has_state else 1)
         self._pack = f"clients-{group.rank}.pack"
-        self.manager: CheckpointManager | None = None
-        """On rank 0; set before the first checkpoint."""
         # The training loop and the thread share the queue and the events, which are thread-safe, and the manager.
         self._thread: threading.Thread | None = None
         self._requests: SimpleQueue[CheckpointRequest | None] = SimpleQueue()

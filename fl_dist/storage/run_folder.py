@@ -1,36 +1,30 @@
-"""The run folder: its files, its lock, and the checks before a run may use it."""
+"""The run folder: its files, and the checks before a run may use it."""
 
 import contextlib
-import fcntl
-import io
 import json
 import logging
 import os
-import random
 import secrets
-import socket
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fl_dist.common.errors import ConfigError, FlDistError
-from fl_dist.common.files import check_regular, read_file, write_atomically
+from fl_dist.common.errors import ConfigError
+from fl_dist.common.files import read_file, write_atomically
 from fl_dist.common.formatting import shorten
 from fl_dist.common.paths import expand_path
 from fl_dist.common.yaml_reader import to_yaml
-from fl_dist.config import Config, differences, dump, read_recorded_config
+from fl_dist.config import Config, differences, read_recorded_config
+from fl_dist.storage.folder_lock import LOCK, FolderLock
 
 MODEL, CONFIG, METRICS, CHECKPOINT = "model.safetensors", "config.yaml", "metrics.jsonl", "checkpoint"
 RUN_FILES = (METRICS, CHECKPOINT, MODEL)
 """What a run must never overwrite: it takes long to compute again."""
-RUN_INFO, LOCK, SUMMARY, DIAGNOSTICS = "run.json", "lock", "summary.json", "diagnostics.jsonl"
+RUN_INFO, SUMMARY, DIAGNOSTICS = "run.json", "summary.json", "diagnostics.jsonl"
 ATTEMPTS, CLIENTS = "attempts.jsonl", "clients.json"
 CODE = "code"
 """Key of `RunInfo.contents`: the hash of the user's own source files."""
 log = logging.getLogger(__name__)
-LOCK_TIMEOUT_SECONDS = 10.0
-"""How long a starting job waits for processes that call `is_locked`."""
 
 
 @dataclass
@@ -46,26 +40,9 @@ class RunInfo:
     """What a reader needs to know without loading the data: shapes, normalisation, the primary metric."""
 
 
-class FolderInUseError(ConfigError):
-    """Another job holds the lock of the run folder."""
-
-
-class FolderLostError(FlDistError):
-    """This job no longer holds the lock of the run folder."""
-
-
 def find_runs(folder: Path) -> list[Path]:
     """The folder itself if it is a run, otherwise all runs below it."""
     return sorted(file.parent for file in folder.rglob(CONFIG)) if not (folder / CONFIG).exists() else [folder]
-
-
-def is_locked(run: Path) -> bool:
-    """Whether a job holds the lock of the run now. (This takes a shared lock for a moment; a starting job waits.)"""
-    with contextlib.suppress(OSError):
-        check_regular(run / LOCK)
-        with open(run / LOCK, "rb", buffering=0) as file:
-            return not _try_lock(file, fcntl.LOCK_SH)
-    return False
 
 
 class RunFolder:
@@ -73,8 +50,7 @@ class RunFolder:
         self.path = expand_path(path)
         self.logs = self.path / "logs"
         self.info = RunInfo()
-        self._lock: io.FileIO | None = None
-        self._lock_content = f"process {os.getpid()} on {socket.gethostname()}, {secrets.token_hex(8)}\n".encode()
+        self.lock = FolderLock(self.path)
 
     @property
     def checkpoints(self) -> Path:
@@ -102,7 +78,7 @@ class RunFolder:
         try:
             self.logs.mkdir(parents=True, exist_ok=True, mode=0o755)
             self._refuse_links()
-            self._acquire_lock()
+            self.lock.acquire()
             return self._check_config(config)
         except OSError as e:
             raise ConfigError(
@@ -119,46 +95,6 @@ class RunFolder:
                     f"{file} is {kind}, and a run would write to it; remove it, or choose another run.dir"
                 )
 
-    def _acquire_lock(self) -> None:
-        """Lock the file at the path; someone may replace it while this job waits."""
-        deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
-        while self._lock is None or not self._holds_lock():
-            self.release()
-            self._lock = io.FileIO(self.path / LOCK, "a+")  # unbuffered: closing it on a full disk must not fail
-            if time.monotonic() > deadline or not _lock_exclusively(self._lock, deadline):
-                owner = self._read_lock_owner()
-                self.release()
-                raise FolderInUseError(f"the run folder {self.path} is in use by {owner}; choose another run.dir")
-        self._lock.truncate(0)
-        self._lock.write(self._lock_content)
-
-    def _read_lock_owner(self) -> str:
-        assert self._lock is not None
-        self._lock.seek(0)
-        return shorten(self._lock.read(200).decode(errors="replace").rpartition(", ")[0].strip()) or "another job"
-
-    def _holds_lock(self) -> bool:
-        """Whether the file at the path is still the one that this job locked."""
-        assert self._lock is not None
-        try:
-            return os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / LOCK))
-        except FileNotFoundError:
-            return False
-
-    def check_lock(self) -> None:
-        """FolderLostError if another job may have locked the folder; an error of the file system is no evidence."""
-        with contextlib.suppress(OSError):
-            # Where every lock succeeds, as on NFS with local locks, another job has written its own content.
-            if self._lock is not None and (not self._holds_lock() or self._lock_was_overwritten()):
-                raise FolderLostError(
-                    f"the lock file of {self.path} was removed or replaced, so another job may write there; "
-                    "this job stops: start it again to resume from the last checkpoint"
-                )
-
-    def _lock_was_overwritten(self) -> bool:
-        """A full disk leaves the file empty or its line incomplete."""
-        return not self._lock_content.startswith(read_file(self.path / LOCK))
-
     def _check_config(self, config: Config) -> bool:
         existing, run_files = self._read_config(), [n for n in RUN_FILES if os.path.lexists(self.path / n)]
         if not existing:
@@ -171,7 +107,7 @@ class RunFolder:
             self._write_config(config)
             return False
         self.info = self.read_info()
-        changed = differences(existing, dump(config))
+        changed = differences(existing, config.model_dump())
         if changed and not self.info.contents and not run_files:  # the old configuration never ran
             self._write_config(config)
             return False
@@ -258,7 +194,7 @@ class RunFolder:
     def _refuse_to_stop_again(self, config: Config) -> None:
         """A callback that ended the run would end it again at once."""
         reason = self.stop_reason()
-        if reason and self._read_config().get("callbacks") == dump(config)["callbacks"]:
+        if reason and self._read_config().get("callbacks") == config.model_dump()["callbacks"]:
             raise ConfigError(
                 f"a callback ended the run in {self.path} after round {self.model_round()}: {reason}; to continue it, "
                 "remove that callback or change its settings"
@@ -275,27 +211,7 @@ class RunFolder:
         return config
 
     def _write_config(self, config: Config) -> None:
-        write_atomically(self.path / CONFIG, to_yaml(dump(config)).encode())
+        write_atomically(self.path / CONFIG, to_yaml(config.model_dump()).encode())
 
     def release(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-
-def _lock_exclusively(file: io.FileIO, deadline: float) -> bool:
-    """Wait for shared locks, which `is_locked` takes; return False at once if another job has the exclusive lock."""
-    while not _try_lock(file, fcntl.LOCK_EX):
-        if not _try_lock(file, fcntl.LOCK_SH) or time.monotonic() > deadline:
-            return False
-        fcntl.flock(file, fcntl.LOCK_UN)
-        time.sleep(random.uniform(0, 0.01))  # noqa: S311 (jitter)
-    return True
-
-
-def _try_lock(file: io.FileIO, kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        self.lock.release()

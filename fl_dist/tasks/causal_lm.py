@@ -11,7 +11,7 @@ from fl_dist.algorithms.core import Batch
 from fl_dist.common.errors import DataError
 from fl_dist.common.rows import Rows, main_tensor
 from fl_dist.data import Dataset
-from fl_dist.data.dataset import NOT_LEARNT, SPLITS
+from fl_dist.data.dataset import IGNORE_INDEX, SPLITS
 from fl_dist.tasks.base import PrimaryMetric, Task, describe_tensor, tasks
 
 
@@ -24,7 +24,7 @@ class CausalLM(Task):
     allows_more_outputs = True
     primary_metric: ClassVar = PrimaryMetric("perplexity", "min")
 
-    ignored: int | None = NOT_LEARNT
+    ignored: int | None = IGNORE_INDEX
     """The target that does not count."""
 
     def check(self, data: Dataset) -> None:
@@ -35,9 +35,9 @@ class CausalLM(Task):
                     "task causal_lm needs rows of ids and as many targets; "
                     f"{describe_tensor(f'x_{split}', x)}, {describe_tensor(f'y_{split}', y)}"
                 )
-            if not bool((y != NOT_LEARNT).any()):
-                raise DataError(f"task causal_lm: y_{split} has no token to learn, only {NOT_LEARNT}")
-            known = y[y != NOT_LEARNT] if int(y.min()) < 0 else y
+            if not bool((y != IGNORE_INDEX).any()):
+                raise DataError(f"task causal_lm: y_{split} has no token to learn, only {IGNORE_INDEX}")
+            known = y[y != IGNORE_INDEX] if int(y.min()) < 0 else y
             if int(known.min()) < 0:
                 raise DataError(f"task causal_lm: y_{split} has a target {int(known.min())}; number ids from 0 on")
         ids = _count_ids(data)

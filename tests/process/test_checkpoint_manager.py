@@ -200,7 +200,7 @@ def run_main_with_fault(folder: Path) -> int:
 def test_an_error_reading_client_state_ends_the_run_and_drops_no_client(tmp_path: Path, capsys) -> None:
     with synchronous_checkpoints():
         assert run_interrupted(tmp_path) == -signal.SIGKILL
-    with mock.patch("fl_dist.federation.train.read_client", side_effect=OSError(5, "Input/output error")):
+    with mock.patch("fl_dist.federation.client_state.read_client", side_effect=OSError(5, "Input/output error")):
         assert main(arguments(tmp_path)) == 1
     assert "Input/output error" in capsys.readouterr().err
     assert not (tmp_path / "model.safetensors").exists()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fl_dist.doctor.checks import Status
-from fl_dist.doctor.children import prepare_children, run_child, write_result
 from fl_dist.doctor.examine import FOLDER_PREFIX
+from fl_dist.doctor.jobs import prepare_children, run_child, write_result
 from tests.support.marks import exhaustive, timing
 from tests.support.processes import ROOT, environment, run, start_process, torchrun
 from tests.support.waiting import wait_for

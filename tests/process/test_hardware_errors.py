@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_dist.distributed.failures import RankLostError
+from fl_dist.distributed.failures import RankLostError, error_line, needs_traceback
 from fl_dist.distributed.hardware_errors import classify
-from fl_dist.execute import error_line, needs_traceback
 from tests.support.marks import examples, timing
 from tests.support.processes import NO_WANDB, run_ranks, start_ranks
 from tests.support.waiting import wait_for
@@ -72,7 +71,7 @@ class FailsInReduce(FailsInLocalStep):
             raise ERRORS[os.environ["ERROR"]]  # collective
 
         if os.environ["RANK"] == "1":
-            torch.distributed.reduce = fail
+            torch.distributed.reduce = torch.distributed.gather = fail
         return super(FailsInLocalStep, self).forward(x.flatten(1))
 
 

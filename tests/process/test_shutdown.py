@@ -313,7 +313,6 @@ def test_a_permanent_error_is_not_restarted(tmp_path: Path) -> None:
 def test_only_transient_errors_are_worth_a_restart() -> None:
     transient = [RankLostError("rank 1 was lost"), OSError(errno.EIO, "disk"), OSError(errno.ESTALE, "network disk")]
     permanent = [
-        RankLostError("no data", is_transient=False),
         OSError(errno.ENOENT, "no data"),
         ValueError("diverged"),
         MemoryError(),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_dist.storage.run_folder import LOCK
+from fl_dist.storage.folder_lock import LOCK
 from tests.support.marks import examples, exhaustive
 from tests.support.processes import NO_WANDB, environment, run
 from tests.support.run_folder import read_records

@@ -12,7 +12,7 @@ import numpy as np
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fl_dist.common import vector_math
-from fl_dist.data.dataset import NOT_LEARNT
+from fl_dist.data.dataset import IGNORE_INDEX
 from fl_dist.federation.uplink import ClientReport
 from fl_dist.federation.worker import Worker
 from fl_dist.main import main
@@ -122,7 +122,7 @@ def write_data(folder: Path) -> None:
     write("numbers", x, y_train=x[:, :2].sum(1), y_test=x[:6, :2].sum(1))
     write("text", rng.integers(0, 9, (n, 6)))
     tokens = rng.integers(0, 9, (n, 6))
-    following = np.where(rng.random((n, 6)) < 0.3, NOT_LEARNT, np.roll(tokens, -1, 1))
+    following = np.where(rng.random((n, 6)) < 0.3, IGNORE_INDEX, np.roll(tokens, -1, 1))
     write("answers", tokens, y_train=following, y_test=following[:6])
     for side in (8, 16, 32):
         write(str(side), rng.integers(0, 256, (n, 3, side, side)).astype(np.uint8))

@@ -22,6 +22,7 @@ LAYERS = (
     "fl_dist.distributed",
     "fl_dist.storage",
     "fl_dist.federation",
+    "fl_dist.logs",
     "fl_dist.execute",
     "fl_dist.runs",
     "fl_dist.results",

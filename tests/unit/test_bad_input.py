@@ -25,7 +25,8 @@ from fl_dist.config import BUILDER_SECTIONS, Config, load
 from fl_dist.main import main
 from fl_dist.metrics.file import DAMAGED, MetricsFile
 from fl_dist.metrics.record import RoundRecord
-from fl_dist.storage.run_folder import LOCK, FolderInUseError, FolderLostError, RunFolder, is_locked
+from fl_dist.storage.folder_lock import LOCK, FolderInUseError, FolderLostError, is_locked
+from fl_dist.storage.run_folder import RunFolder
 from launch import local, sweep
 from tests.support.data_files import npz_arguments, save_npz
 from tests.support.marks import examples
@@ -458,13 +459,13 @@ class TestLock:
     def test_a_lost_lock_is_detected(self, replaced: bool, tmp_path: Path) -> None:
         first, second, config = RunFolder(tmp_path), RunFolder(tmp_path), self.config(tmp_path)
         first.acquire(config)
-        first.check_lock()
+        first.lock.check()
         (tmp_path / LOCK).unlink()
         if replaced:
             second.acquire(config)
-            second.check_lock()
+            second.lock.check()
         with pytest.raises(FolderLostError, match="was removed or replaced, so another job may write there"):
-            first.check_lock()
+            first.lock.check()
         first.release()
         second.release()
-        first.check_lock()
+        first.lock.check()

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 import fl_dist
 from fl_dist.algorithms.core import Algorithm, Batch, Forward, ModelOutput, Number, Part, Vars
 from fl_dist.common.hook_contract import HookContractError
-from fl_dist.federation.layer_outputs import LayerOutputs
 from fl_dist.main import main
-from fl_dist.models import blocks, models, second_order
+from fl_dist.models import LayerOutputs, blocks, models, second_order
 from fl_dist.models.kernels import allow_first_order_kernels
 from tests.support.marks import examples
 from tests.support.processes import NO_WANDB

@@ -66,10 +66,9 @@ class Checkpointing:
     def __init__(
         self, root: Path, keep: int = 2, has_state: bool = True, warn: Callable[[str], Any] = pytest.fail
     ) -> None:
-        self.root, self.writer = root, CheckpointWriter(root, new_group(), "run", has_state=has_state)
-        self.manager = self.writer.manager = CheckpointManager(
-            root, "run", keep, newest_checkpoint(root, "run", warn), lambda: None
-        )
+        self.root = root
+        self.manager = CheckpointManager(root, "run", keep, newest_checkpoint(root, "run", warn), lambda: None)
+        self.writer = CheckpointWriter(root, new_group(), "run", self.manager, has_state=has_state)
         self.committed: dict[int, float] = {}
 
     def save(self, round_: int, clients: dict[int, float]) -> bool:
@@ -261,7 +260,7 @@ class TestResult:
         assert threading.active_count() == before + 1
         checkpoints.writer.close()
         assert threading.active_count() == before
-        CheckpointWriter(tmp_path, new_group(), "run").close()
+        CheckpointWriter(tmp_path, new_group(), "run", None).close()
 
     def test_an_error_after_the_commit_does_not_affect_the_checkpoint(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -321,13 +320,14 @@ class TestWithoutClientState:
         ranks = [new_group(), new_group()]
         for number, rank in enumerate(ranks):
             rank.rank, rank.size = number, 2
-        server, worker = (CheckpointWriter(tmp_path, rank, "run", has_state=False) for rank in ranks)
+        manager = CheckpointManager(tmp_path, "run", 2, None, lambda: None)
+        server = CheckpointWriter(tmp_path, ranks[0], "run", manager, has_state=False)
+        worker = CheckpointWriter(tmp_path, ranks[1], "run", None, has_state=False)
         worker.start(1, {}, None, {})
         assert not worker.is_busy and not list(tmp_path.iterdir())
-        server.manager = CheckpointManager(tmp_path, "run", 2, None, lambda: None)
         server.start(1, {}, {"x": torch.zeros(1)}, {"rows": []})
         server.join()
-        assert server.manager.committed_round == 1
+        assert manager.committed_round == 1
 
     def test_a_manifest_without_clients_has_no_copy(self, tmp_path: Path) -> None:
         checkpoints = Checkpointing(tmp_path)
@@ -545,14 +545,13 @@ class TestGrowth:
 
 def test_a_compacted_client_is_found_by_a_rank_that_has_not_read_it(reference: Path, tmp_path: Path) -> None:
     """After a resume, rank 0 may copy a client that no rank has run yet to a newer pack."""
-    from fl_dist.federation.train import client_reader
-    from fl_dist.storage.run_folder import RunFolder
+    from fl_dist.federation.client_state import client_reader
 
     root = tmp_path / "checkpoint"
     checkpoints, start = Checkpointing(root), None
     assert checkpoints.save(1, {c: float(c) for c in range(10)})
     start = load_checkpoint(root, 1)
-    read = client_reader(RunFolder(tmp_path), start)
+    read = client_reader(root, start)
     for round_ in range(2, 40):
         assert checkpoints.save(round_, {c: 100.0 for c in range(1, 8)})
     assert 1 not in checkpoint_rounds(root)

@@ -77,7 +77,7 @@ class TestSharedData:
     def test_client_0_is_on_a_shared_server(self) -> None:
         experiment = Experiment(load(None, list(SETTINGS)), CPU, rank_of(0, "shared"))
         assert experiment.client_rows.workers == range(CLIENTS)
-        assert len(_load(experiment, experiment.client_data.rows[0])[0]) == experiment.client_data.count(0)
+        assert len(_load(experiment, experiment.client_data.rows[0])[0]) == experiment.client_data.counts[0]
 
     @pytest.mark.parametrize("clients", [2, 4])
     def test_another_number_of_workers_is_refused(self, clients: int) -> None:

@@ -68,7 +68,7 @@ def test_a_new_file_in_the_data_folder_is_registered(tmp_path: Path) -> None:
         "    registry.register_as('new_name')(lambda: None)\n"
     )
     program = (
-        "from fl_dist.config.schema import augmentations, datasets, partitions\n"
+        "from fl_dist.config.builder_sections import augmentations, datasets, partitions\n"
         "print(['new_name' in registry for registry in (augmentations, datasets, partitions)])\n"
     )
     run = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(tmp_path)}, "text": True}

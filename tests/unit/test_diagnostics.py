@@ -39,12 +39,12 @@ from fl_dist.distributed.process_group import single_process_group
 from fl_dist.federation.client_state import ClientStateStore
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.flat_model import FlatModel
-from fl_dist.federation.layer_outputs import LayerOutputs
 from fl_dist.federation.local_training import ClientFailedError, LocalTraining
 from fl_dist.federation.loss_oracle import LossOracle
 from fl_dist.federation.oracle_worker import OracleWorker
 from fl_dist.federation.round_diagnostics import _has_filters, run_diagnostics
 from fl_dist.federation.trajectory_recorder import TrajectoryRecorder
+from fl_dist.models import LayerOutputs
 from tests.support import reference_diagnostics as ref
 from tests.support.quadratic_loss import FixedClients, diagonal, quadratic_context
 
@@ -418,14 +418,7 @@ class TestKnownAnswers:
     ) -> None:
         oracle, cudnn_states = loss_oracle[0], []
         experiment = oracle.experiment
-        training = LocalTraining(
-            experiment.model,
-            experiment.eval_model,
-            experiment.algorithm,
-            experiment.client_data,
-            experiment.config.local,
-            0,
-        )
+        training = LocalTraining(experiment, experiment.algorithm, experiment.client_data)
         for flat in (experiment.model, experiment.eval_model):
             flat.module.add_module("more", nn.Sequential(layer))
             flat.module.get_submodule("more").forward = lambda x: x  # type: ignore[method-assign]
@@ -640,15 +633,7 @@ def test_local_seconds_exclude_trajectory_recording(loss_oracle: tuple[LossOracl
             self.seconds += 1000.0
 
     experiment = loss_oracle[0].experiment
-    training = LocalTraining(
-        experiment.model,
-        experiment.eval_model,
-        experiment.algorithm,
-        experiment.client_data,
-        experiment.config.local,
-        0,
-        900.0,
-    )
+    training = LocalTraining(experiment, experiment.algorithm, experiment.client_data, 900.0)
     s, r = Vars(x=experiment.initial), experiment.round(0, 1, 0)
     training.run(0, s, experiment.initial_buffers, Vars(), r, SlowRecorder(()))
     assert training.seconds < 0

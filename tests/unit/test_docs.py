@@ -22,7 +22,7 @@ from fl_dist.algorithms.fedsam import Rho, Sam
 from fl_dist.algorithms.paper_costs import PAPER_COSTS
 from fl_dist.callbacks import callbacks
 from fl_dist.common.registry import Registry
-from fl_dist.config import BUILDER_SECTIONS, dump, validate
+from fl_dist.config import BUILDER_SECTIONS, validate
 from fl_dist.config.sweeps import read_sweep
 from fl_dist.diagnostics import diagnostics
 from fl_dist.metrics.keys import markdown_table
@@ -70,7 +70,7 @@ class TestTheGeneratedReference:
         assert sorted(re.findall(r"^:::\{include\} generated/([\w-]+)\.md$", text, re.MULTILINE)) == sorted(pages)
 
     def test_every_key_of_the_configuration(self, pages: dict[str, str]) -> None:
-        keys = list(flat_keys(dump(validate({}))))
+        keys = list(flat_keys(validate({}).model_dump()))
         assert len(keys) > 45
         assert [key for key in keys if pages["keys"].count(f"| `{key}` |") != 1] == []
 

@@ -18,14 +18,14 @@ from torch import Tensor
 from fl_dist.common.files import write_atomically
 from fl_dist.config import Config, validate
 from fl_dist.distributed.collectives import LocalCollectives
+from fl_dist.distributed.torch_settings import torch_settings
 from fl_dist.doctor import data, devices, disk, memory, network, slurm, steps, trials, versions, wandb
 from fl_dist.doctor.checks import Check, Report, Status, find_error
-from fl_dist.doctor.children import Outcome, rank_variables
+from fl_dist.doctor.jobs import Outcome, rank_in_job
 from fl_dist.doctor.ranks import Ranks
 from fl_dist.doctor.render import exit_code, table_lines, to_json
-from fl_dist.execute import torch_settings
 from fl_dist.federation.experiment import Experiment
-from fl_dist.storage.run_folder import LOCK
+from fl_dist.storage.folder_lock import LOCK
 from tests.support import simulated_gpu
 
 GPU = {"type": "cuda", "model": "A100", "processors": 108, "memory": 80 * 10**9, "capability": "8.0"}
@@ -218,21 +218,21 @@ class TestDisk:
     def test_a_lock_that_others_do_not_see(self, tmp_path: Path) -> None:
         (tmp_path / disk.MARKER).write_text("token")
         with open(tmp_path / LOCK, "wb") as lock:
-            without = disk.look_at_folder(tmp_path, "token")
+            without = disk.measure_folder(tmp_path, "token")
             fcntl.flock(lock, fcntl.LOCK_EX)
-            seen = disk.look_at_folder(tmp_path, "token")
+            seen = disk.measure_folder(tmp_path, "token")
         assert disk.check_lock(reports(seen, seen), tmp_path).status is Status.OK
         check = disk.check_lock(reports(seen, without), tmp_path)
         assert check.status is Status.WARNING and "not seen by rank 1 on n2" in check.measured
 
     def test_a_folder_that_one_node_does_not_see(self, tmp_path: Path) -> None:
-        unseen = disk.look_at_folder(tmp_path / "elsewhere", "token")
+        unseen = disk.measure_folder(tmp_path / "elsewhere", "token")
         check = disk.check_lock(reports(unseen), tmp_path)
         assert check.status is Status.FAILED and "rank 0 on n1 cannot see" in check.measured
 
 
 class TestMemory:
-    NEEDS = {"needed": 4 * 10**9, "vectors": 10**9, "there": 10**10, "is_gpu": False}
+    NEEDS = {"needed": 4 * 10**9, "vectors": 10**9, "available": 10**10, "is_gpu": False}
 
     def test_it_is_measured(self) -> None:
         config = small_config()
@@ -284,7 +284,7 @@ class TestSteps:
             values = steps.measure_variants(experiment, ["float32", "tf32"])
             needs = memory.measure_memory(experiment, is_worker=True)
         assert len(values["milliseconds"]) == 4
-        assert needs["is_gpu"] and needs["vectors"] < needs["needed"] < needs["there"] == simulated_gpu.TOTAL_MEMORY
+        assert needs["is_gpu"] and needs["vectors"] < needs["needed"] < needs["available"] == simulated_gpu.TOTAL_MEMORY
 
     def test_measuring_leaves_the_model_as_it_was(self) -> None:
         experiment = Experiment(small_config(), CPU_DEVICE)
@@ -370,10 +370,9 @@ class TestTrials:
         ]
 
     def test_ranks_of_a_trial_are_numbered_by_node(self) -> None:
-        variables = [rank_variables(rank, ["a", "b", "a", "b"], "a", 7) for rank in range(4)]
-        assert [v["LOCAL_RANK"] for v in variables] == ["0", "0", "1", "1"]
-        assert {v["LOCAL_WORLD_SIZE"] for v in variables} == {"2"}
-        assert rank_variables(0, ["a"], "a", 7) == {}
+        infos = [rank_in_job(rank, ["a", "b", "a", "b"], "a", 7) for rank in range(4)]
+        assert [info.local_rank for info in infos] == [0, 0, 1, 1]
+        assert {info.local_size for info in infos} == {2}
 
 
 class NotFound(http.server.BaseHTTPRequestHandler):
@@ -436,10 +435,10 @@ class TestSlurm:
         assert not slurm.receives_signals({"SLURM_JOB_ID": "1"})
 
     def test_signals_that_arrive_or_not(self) -> None:
-        assert slurm.judge_signals([True, True], "").status is Status.OK
-        check = slurm.judge_signals([True, False, None], "")
+        assert slurm.check_arrivals([True, True], "").status is Status.OK
+        check = slurm.check_arrivals([True, False, None], "")
         assert check[1:3] == (Status.FAILED, "SIGUSR1 did not reach rank 1, 2")
-        assert slurm.judge_signals([False], "scancel: no permission").status is Status.WARNING
+        assert slurm.check_arrivals([False], "scancel: no permission").status is Status.WARNING
 
     def test_a_signal_of_a_stand_in(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.put_on_path(tmp_path, monkeypatch, "scancel", f"kill -USR1 {os.getpid()}")

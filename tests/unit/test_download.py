@@ -41,9 +41,9 @@ class Web:
     sent: int = 0
     port: int = 0
 
-    def add_file(self, name: str, data: bytes, md5: str = "") -> File:
+    def add_file(self, name: str, data: bytes, md5: str = "", contents: tuple[str, ...] = ()) -> File:
         self.files[name] = data
-        return File(f"http://127.0.0.1:{self.port}/{name}", md5 or hashlib.md5(data).hexdigest())
+        return File(f"http://127.0.0.1:{self.port}/{name}", md5 or hashlib.md5(data).hexdigest(), contents)
 
 
 @pytest.fixture
@@ -187,8 +187,8 @@ class TestFetch:
 
     def test_existing_files_are_not_downloaded_again(self, web: Web, source: SetSource, tmp_path: Path) -> None:
         source(
-            web.add_file("x.tar.gz", make_tar(FILES)),
-            web.add_file("y.zip", make_zip({"e/c": b"c"})),
+            web.add_file("x.tar.gz", make_tar(FILES), contents=("d",)),
+            web.add_file("y.zip", make_zip({"e/c": b"c", "f": b"f"}), contents=("e", "f")),
             web.add_file("z.csv", b"z"),
         )
         fetch("cifar10", tmp_path)
@@ -199,7 +199,7 @@ class TestFetch:
 
     def test_removed_files_are_fetched_again(self, web: Web, source: SetSource, tmp_path: Path) -> None:
         """Readers report missing files and name this command."""
-        source(web.add_file("x.tar.gz", make_tar(FILES)), web.add_file("z.csv", b"z"))
+        source(web.add_file("x.tar.gz", make_tar(FILES), contents=("d",)), web.add_file("z.csv", b"z"))
         fetch("cifar10", tmp_path)
         shutil.rmtree(tmp_path / "d")
         (tmp_path / "z.csv").unlink()
@@ -303,7 +303,7 @@ class TestInterruptedDownloads:
         assert visible_files(tmp_path) == {"one/x.gz": one, "two/x.gz": two}
 
     def test_only_missing_files_are_downloaded(self, web: Web, source: SetSource, tmp_path: Path) -> None:
-        first, second = web.add_file("a.csv", b"a" * 1000), web.add_file("b.zip", make_zip(FILES))
+        first, second = web.add_file("a.csv", b"a" * 1000), web.add_file("b.zip", make_zip(FILES), contents=("d",))
         source(first, second)
         data = web.files.pop("b.zip")
         assert "b.zip" in fetch_error("fetch", "cifar10", "--root", tmp_path)
@@ -515,6 +515,10 @@ class TestCheck:
 
 
 class TestExistingFiles:
+    def test_every_archive_names_its_contents(self) -> None:
+        archives = [f for s in SOURCES.values() for f in s.files if f.name.endswith((".tar.gz", ".tgz", ".zip"))]
+        assert len(archives) > 5 and all(file.contents for file in archives)
+
     def test_copied_files_are_not_fetched(self, tmp_path: Path) -> None:
         for name in ("cifar-10-batches-bin", "MNIST/raw"):
             (tmp_path / name).mkdir(parents=True)

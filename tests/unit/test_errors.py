@@ -21,7 +21,7 @@ from fl_dist.federation.local_training import ClientFailedError
 from fl_dist.federation.server import ServerDivergedError
 from fl_dist.main import main
 from fl_dist.storage.checkpoint import CheckpointFailedError
-from fl_dist.storage.run_folder import FolderInUseError, FolderLostError
+from fl_dist.storage.folder_lock import FolderInUseError, FolderLostError
 from launch import sweep
 from tests.support.data_files import SMALL_RUN, npz_arguments, save_npz
 

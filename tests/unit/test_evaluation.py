@@ -63,7 +63,7 @@ def test_measured_times_decide_which_ranks_evaluate(
     choice = EvaluationPlacement(where, ranks)
     for together, seconds in observations:
         choice.observe(together, seconds)
-    assert choice.together(local_seconds, send=0.5) is expected
+    assert choice.uses_all_ranks(local_seconds, send=0.5) is expected
 
 
 @given(
@@ -79,7 +79,7 @@ def test_the_choice_costs_at_most_two_evaluations_by_all_ranks(
     """Compared with a server that evaluates alone, for any true durations."""
     choice, delay, waits = EvaluationPlacement("auto", ranks), 0.0, max(0.0, alone - local_seconds)
     for _ in range(50):
-        use_all = choice.together(local_seconds, send)
+        use_all = choice.uses_all_ranks(local_seconds, send)
         choice.observe(use_all, together if use_all else alone)
         delay += together if use_all else waits
     assert delay <= 50 * waits + 2 * together + 1e-9
@@ -115,7 +115,9 @@ def test_a_hang_with_all_ranks_evaluating_is_reported_as_evaluation() -> None:
     experiment = Experiment(load(None, [*NO_WANDB]), group.device)
     waits = mock.patch.object(evaluation, "synchronizer", return_value=lambda: activities.append(running[-1]))
     with mock.patch.object(group.failure_detector, "activity", lambda name: record_activity(running, name)), waits:
-        measured = Evaluator(experiment, group).together(experiment.initial.clone(), experiment.initial_buffers, 7)
+        measured = Evaluator(experiment, group).evaluate_together(
+            experiment.initial.clone(), experiment.initial_buffers, 7
+        )
     assert measured.metrics.keys() >= {"loss", "accuracy"}
     assert (activities, running) == (["the evaluation of round 7"], [])
 

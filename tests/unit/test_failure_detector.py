@@ -86,7 +86,7 @@ class TestTwoRanks:
         """Instead of the process, the calling thread ends."""
         threads = [(d.rank, thread) for d in detectors for thread in (d._thread, d._store_watcher)]
         (rank,) = [rank for rank, thread in threads if thread is threading.current_thread()]
-        self.exits[rank] = detectors[rank]._depart(code)
+        self.exits[rank] = detectors[rank]._announce_exit(code)
         raise SystemExit
 
     def start(self, *detectors: FailureDetector) -> None:
@@ -159,7 +159,7 @@ class TestTwoRanks:
         self, pair: tuple[FailureDetector, FailureDetector], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(failure_detector, "DIAGNOSIS_TIMEOUT_SECONDS", 60.0)
-        ends = [threading.Thread(target=each._depart, args=(1,), daemon=True) for each in pair]
+        ends = [threading.Thread(target=each._announce_exit, args=(1,), daemon=True) for each in pair]
         ends[1].start()
         wait_for(lambda: self.stores[0].get("heartbeat/1") == FINAL_HEARTBEAT, "the last heartbeat of rank 1")
         assert ends[1].is_alive()
@@ -170,7 +170,7 @@ class TestTwoRanks:
 
     def test_nobody_waits_for_a_rank_that_does_not_leave(self, pair: tuple[FailureDetector, FailureDetector]) -> None:
         start_time = time.monotonic()
-        assert pair[0]._depart(1) == 1
+        assert pair[0]._announce_exit(1) == 1
         assert 0.8 <= time.monotonic() - start_time < 30
 
     def test_a_store_that_does_not_answer_is_a_lost_server(self, pair: tuple[FailureDetector, FailureDetector]) -> None:

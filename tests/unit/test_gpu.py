@@ -24,7 +24,7 @@ from fl_dist.distributed.collectives import LocalCollectives
 from fl_dist.distributed.devices import pick_device
 from fl_dist.distributed.host_transfer import HostTransfer
 from fl_dist.distributed.process_group import select_backend
-from fl_dist.execute import torch_settings
+from fl_dist.distributed.torch_settings import torch_settings
 from fl_dist.federation.client_state import ClientStateStore
 from fl_dist.federation.downlink import Downlink
 from fl_dist.main import main

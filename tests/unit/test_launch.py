@@ -11,7 +11,8 @@ import pytest
 import torch
 from submitit import JobEnvironment
 
-from fl_dist.config.sweeps import Sweep, read_sweep
+from fl_dist.config.sweep_file import Sweep
+from fl_dist.config.sweeps import read_sweep
 from launch import local, requeue, status, submit, sweep, sync, task
 from launch.devices import describe_placement, visible_gpus
 from tests.support.launchers import write_config
@@ -157,7 +158,7 @@ def test_profiles_are_checked(config, tmp_path, capsys):
     profiles = tmp_path / "profiles.yaml"
     profiles.write_text("here: {partitoin: fast}")
     assert submit.main([config, "--profiles", str(profiles), "--profile", "here", "--dry-run"]) == 2
-    assert "unknown key partitoin in profile here" in capsys.readouterr().err
+    assert "unknown key partitoin (set in profile here" in capsys.readouterr().err
     assert submit.main([config, "--profiles", str(profiles), "--profile", "her", "--dry-run"]) == 2
     assert "no profile 'her'" in capsys.readouterr().err
 
@@ -279,7 +280,7 @@ def write_program(path, text):
     ("text", "message"),
     [
         ("grid: {seed: [0], local.lrr: [1, 2]}", "run seed0-lrr1: unknown key local.lrr"),
-        ("gird: {seed: [0]}", "unknown key gird in"),
+        ("gird: {seed: [0]}", "unknown key gird (set in"),
         ("grid: {seed: []}", "names no run"),
         ("list: [{label: a, seed: 1}, {label: a, seed: 2}]", "several runs are named a"),
         ("grid: {seed: [0]}\nbase: none.yaml", "cannot read"),

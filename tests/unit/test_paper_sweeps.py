@@ -11,7 +11,8 @@ import pytest
 
 import fl_dist
 from fl_dist.config import Config
-from fl_dist.config.sweeps import COLUMN, ROW, Sweep, SweepRun, read_sweep
+from fl_dist.config.sweep_file import Sweep
+from fl_dist.config.sweeps import COLUMN, ROW, SweepRun, read_sweep
 from fl_dist.metrics.costs import COSTS
 from fl_dist.results.run_result import RunResult
 from tests.support.processes import ROOT

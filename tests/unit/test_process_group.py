@@ -27,7 +27,7 @@ def test_one_process_is_server_and_worker() -> None:
     assert group.store.broadcast_text("key", "text") == "text"
     with group.failure_detector.activity("a test"):
         group.failure_detector.progress()
-    group.fail("an error without other ranks", 1)
+    group.fail(RuntimeError("an error without other ranks"))
     group.close()
     assert group.failure_detector.failure_message == ""
 

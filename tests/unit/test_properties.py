@@ -20,7 +20,7 @@ from fl_dist.algorithms.core import Algorithm, ModelOutput, Part, Round, Vars
 from fl_dist.algorithms.fedasam import Asam
 from fl_dist.algorithms.feddyn import Dual
 from fl_dist.algorithms.fedgf import Interpolate
-from fl_dist.algorithms.fedgmt import ClientTrajectory, Trajectory
+from fl_dist.algorithms.fedgmt import ClientTrajectory, Teacher
 from fl_dist.algorithms.fedlesam import Lesam
 from fl_dist.algorithms.fednsam import MomentumPerturb
 from fl_dist.algorithms.fedntd import NotTrue
@@ -525,7 +525,7 @@ class TestAddedTerms:
         x, student, other = torch.randn(3, 16, dtype=torch.float64, generator=rng)
         inputs, labels = torch.randn(5, 3, dtype=torch.float64, generator=rng), torch.tensor([0, 3, 1, 2, 3])
         gamma, tau = 1.5, 2.0
-        part: NotTrue | Trajectory = parts[name](distill=gamma, temperature=tau)
+        part: NotTrue | Teacher = parts[name](distill=gamma, temperature=tau)
         s, i = Vars(x=x, ema=other), Vars(e_i=other.clone(), last=torch.zeros(()))
         r = Round(
             1,

@@ -10,10 +10,11 @@ from fl_dist.common.errors import ConfigError, FlDistError
 from fl_dist.common.yaml_reader import read_yaml, to_yaml
 from fl_dist.config import validate
 from fl_dist.main import main
-from fl_dist.storage import run_folder
+from fl_dist.storage import folder_lock
 from fl_dist.storage.checkpoint import CheckpointFailedError, CorruptCheckpointError
 from fl_dist.storage.checkpoint_files import create_folder
-from fl_dist.storage.run_folder import RUN_INFO, FolderInUseError, FolderLostError, RunFolder
+from fl_dist.storage.folder_lock import FolderInUseError, FolderLostError
+from fl_dist.storage.run_folder import RUN_INFO, RunFolder
 from tests.support.processes import NO_WANDB
 
 SMALL_RUN = ["rounds=1", "model=mlp", "clients={total: 2, per_round: 1}", "local.epochs=1", *NO_WANDB]
@@ -84,14 +85,14 @@ def test_a_checkpoint_is_not_written_through_a_link(tmp_path: Path) -> None:
 
 def test_a_job_whose_lock_did_not_exclude_another_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On file systems where every lock succeeds, such as NFS with local locks, the content of the file decides."""
-    monkeypatch.setattr(run_folder, "_try_lock", lambda file, kind: True)
+    monkeypatch.setattr(folder_lock, "_try_lock", lambda file, kind: True)
     config = validate({"rounds": 1})
     first, second = RunFolder(tmp_path), RunFolder(tmp_path)
     first.acquire(config)
-    first.check_lock()
+    first.lock.check()
     second.acquire(config)
-    second.check_lock()
+    second.lock.check()
     with pytest.raises(FolderLostError, match="another job"):
-        first.check_lock()
+        first.lock.check()
     first.release()
     second.release()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fl_dist.common.errors import DataError
 from fl_dist.data import Dataset, datasets, shared_arrays
-from fl_dist.data.image_folders import MEAN, STD
+from fl_dist.data.images import IMAGENET_MEAN, IMAGENET_STD
 
 BOTH = ("train", "test")
 
@@ -340,7 +340,7 @@ class TestImageFolders:
         assert values(data, "train") == [10, 11, 12, 13, 20, 21, 22, 23, 30, 31, 32, 33]
         assert data.y_train.tolist() == [0] * 4 + [1] * 4 + [2] * 4
         assert values(data, "test") == [10, 30] and data.y_test.tolist() == [0, 2]
-        assert (data.mean, data.std) == (MEAN, STD)
+        assert (data.mean, data.std) == (IMAGENET_MEAN, IMAGENET_STD)
 
     def test_test_is_chosen_before_val_and_both_may_be_named(self) -> None:
         write_images("photos/train")

@@ -20,7 +20,7 @@ from torch import Tensor
 from fl_dist.common.errors import DataError
 from fl_dist.data import Dataset, datasets, shared_arrays
 from fl_dist.data import text as text_module
-from fl_dist.data.dataset import NOT_LEARNT
+from fl_dist.data.dataset import IGNORE_INDEX
 from fl_dist.data.tokenizer import TextTokenizer
 from fl_dist.tasks import tasks
 from tests.support import tokenizers
@@ -90,7 +90,7 @@ def plain_rows(streams: Sequence[Sequence[int]], length: int, padding: int = PAD
         for first in range(0, len(inputs), length):
             fill = length - len(inputs[first : first + length])
             x.append(inputs[first : first + length] + [padding] * fill)
-            y.append(targets[first : first + length] + [NOT_LEARNT] * fill)
+            y.append(targets[first : first + length] + [IGNORE_INDEX] * fill)
     return x, y
 
 
@@ -134,7 +134,7 @@ class TestPacking:
         for k, name in enumerate(sorted(set(clients))):
             stream = stream_of([text for text, own in zip(texts, clients, strict=True) if own == name])
             x, y = tokens_of(data, "train")[data.client == k].flatten(), data.y_train[data.client == k].flatten()
-            learnt = y != NOT_LEARNT
+            learnt = y != IGNORE_INDEX
             assert y[learnt].tolist() == stream[1:] and x[learnt].tolist() == stream[:-1]
             assert set(x[~learnt].tolist()) <= {PAD_ID}
 
@@ -142,7 +142,9 @@ class TestPacking:
         with_empty = [TEXTS[0], "", " \n", *TEXTS[1:], ""]
         clients = ["a", "only empty", "a", "a", "b", "b", "b", "b"]
         data = build(path=write_texts(with_empty, who=clients), test=write_texts(name="test"), client="who")
-        assert data.y_train[data.y_train != NOT_LEARNT].tolist() == stream_of(TEXTS[:2])[1:] + stream_of(TEXTS[2:])[1:]
+        assert (
+            data.y_train[data.y_train != IGNORE_INDEX].tolist() == stream_of(TEXTS[:2])[1:] + stream_of(TEXTS[2:])[1:]
+        )
         assert data.client is not None and set(data.client.tolist()) == {0, 1}
         assert "has no text: each of its rows is empty" in error_of(path=write_texts(["", " "], "none"))
 
@@ -159,7 +161,7 @@ class TestTestRows:
 
     @staticmethod
     def texts_of(y: Tensor, x: Tensor) -> list[list[int]]:
-        tokens = [int(x[0, 0]), *y[y != NOT_LEARNT].tolist()]
+        tokens = [int(x[0, 0]), *y[y != IGNORE_INDEX].tolist()]
         ends = [k for k, token in enumerate(tokens) if token == END_ID]
         return [tokens[first:end] for first, end in zip([0, *(k + 1 for k in ends)], ends, strict=False)]
 
@@ -183,7 +185,7 @@ class TestPadding:
             used = min(len(tokens) - 1, 5)
             assert data.x_train["input_ids"][row].tolist() == tokens[:used] + [PAD_ID] * (5 - used)
             assert data.x_train["attention_mask"][row].tolist() == [True] * used + [False] * (5 - used)
-            assert data.y_train[row].tolist() == tokens[1 : used + 1] + [NOT_LEARNT] * (5 - used)
+            assert data.y_train[row].tolist() == tokens[1 : used + 1] + [IGNORE_INDEX] * (5 - used)
 
     def test_clients_keep_their_rows(self) -> None:
         data = build(path=write_texts(who=list("babca")), test=write_texts(name="test"), pack=False, client="who")
@@ -211,7 +213,7 @@ class TestAnswers:
                 is_used = k < len(tokens) - 1
                 x.append(tokens[k] if is_used else PAD_ID)
                 mask.append(is_used)
-                y.append(tokens[k + 1] if is_used and k + 1 >= len(start) else NOT_LEARNT)
+                y.append(tokens[k + 1] if is_used and k + 1 >= len(start) else IGNORE_INDEX)
             assert data.x_train["input_ids"][row].tolist() == x
             assert data.x_train["attention_mask"][row].tolist() == mask
             assert data.y_train[row].tolist() == y
@@ -224,7 +226,7 @@ class TestAnswers:
             tokens += prompt + answer
             learnt += [False] * len(prompt) + [True] * len(answer)
         x, _ = plain_rows([tokens], 5)
-        targets = [token if is_learnt else NOT_LEARNT for token, is_learnt in zip(tokens, learnt, strict=True)]
+        targets = [token if is_learnt else IGNORE_INDEX for token, is_learnt in zip(tokens, learnt, strict=True)]
         _, y = plain_rows([targets], 5)
         assert tokens_of(data, "train").tolist() == x and data.y_train.tolist() == y
 
@@ -235,7 +237,7 @@ class TestAnswers:
         assert isinstance(data.x_train, dict)
         used = ids_of("the the cat mat a sat on mat")
         assert data.x_train["input_ids"][0].tolist() == [*used, PAD_ID]
-        assert data.y_train[0].tolist() == [NOT_LEARNT] * 4 + used[5:] + [END_ID, NOT_LEARNT]
+        assert data.y_train[0].tolist() == [IGNORE_INDEX] * 4 + used[5:] + [END_ID, IGNORE_INDEX]
 
     def test_a_prompt_that_leaves_no_room_is_named(self) -> None:
         rows = [{"prompt": "cat", "answer": "sat"}] * 1200 + [{"prompt": "the " * 9, "answer": "sat"}]
@@ -332,7 +334,7 @@ class TestTokenizers:
         data = build(path=write_rows(rows, "pair"), test=write_rows(rows, "pair_test"), **settings)
         assert isinstance(data.x_train, dict)
         assert data.x_train["input_ids"][0].tolist() == [START_ID, *ids_of("the cat sat"), PAD_ID, PAD_ID]
-        assert data.y_train[0].tolist() == [NOT_LEARNT] * 2 + [*ids_of("sat"), END_ID] + [NOT_LEARNT] * 2
+        assert data.y_train[0].tolist() == [IGNORE_INDEX] * 2 + [*ids_of("sat"), END_ID] + [IGNORE_INDEX] * 2
 
     @pytest.mark.parametrize(
         ("names", "end", "expected"),
@@ -352,14 +354,14 @@ class TestTokenizers:
             *ids_of("the cat"), expected[0], *ids_of("a dog"), *[expected[1]] * 4
         ]  # fmt: skip
         assert data.y_train[0].tolist() == [
-            *ids_of("cat"), expected[0], *ids_of("a dog"), expected[0], *[NOT_LEARNT] * 4
+            *ids_of("cat"), expected[0], *ids_of("a dog"), expected[0], *[IGNORE_INDEX] * 4
         ]  # fmt: skip
 
     def test_the_last_file_decides(self) -> None:
         tokenizers.save(tokenizers.word_level(), Path("own"), {"eos_token": START})
         Path("own/tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
         data = build(path=write_texts(["cat"]), test=write_texts(["cat"], "test"), tokenizer="own")
-        assert data.y_train[0].tolist() == [END_ID] + [NOT_LEARNT] * 3
+        assert data.y_train[0].tolist() == [END_ID] + [IGNORE_INDEX] * 3
 
     def test_truncation_and_padding_in_its_file_are_not_used(self) -> None:
         tokenizer = tokenizers.word_level()
@@ -412,7 +414,7 @@ class TestFiles:
     def test_long_texts_are_tokenized_in_groups(self, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = build(path=write_texts(), test=write_texts(name="test"), length=4)
         shared_arrays.clear_cache()
-        monkeypatch.setattr("fl_dist.data.text_rows.GROUP_LETTERS", 20)
+        monkeypatch.setattr("fl_dist.data.text_rows.MAX_CHARACTERS", 20)
         sizes: list[int] = []
         encode = TextTokenizer.encode
         monkeypatch.setattr(
@@ -599,11 +601,11 @@ class TestCausalLM:
         rng = torch.Generator().manual_seed(0)
         outputs = torch.randn(3, 5, 7, generator=rng, dtype=torch.float64)
         y = torch.randint(0, 7, (3, 5), generator=rng)
-        y[0, 2:] = y[2, :] = NOT_LEARNT
+        y[0, 2:] = y[2, :] = IGNORE_INDEX
         losses, hits = [], []
         for row in range(3):
             for place in range(5):
-                if (target := int(y[row, place])) != NOT_LEARNT:
+                if (target := int(y[row, place])) != IGNORE_INDEX:
                     scores = outputs[row, place].tolist()
                     losses.append(math.log(sum(math.exp(score) for score in scores)) - scores[target])
                     hits.append(max(range(7), key=scores.__getitem__) == target)
@@ -617,7 +619,7 @@ class TestCausalLM:
 
     def test_a_batch_with_nothing_to_learn_has_loss_0(self) -> None:
         task, outputs = tasks.build("causal_lm", {}), torch.randn(2, 3, 4, requires_grad=True)
-        loss = task.loss(*task.align(outputs, torch.full((2, 3), NOT_LEARNT)))
+        loss = task.loss(*task.align(outputs, torch.full((2, 3), IGNORE_INDEX)))
         loss.backward()
         assert loss.item() == 0 and outputs.grad is not None and not outputs.grad.any()
 
@@ -627,7 +629,7 @@ class TestCausalLM:
             (torch.ones(2, 3).long(), torch.ones(2), 0, "needs rows of ids and as many targets"),
             (torch.ones(2, 3), torch.ones(2, 3).long(), 0, "needs rows of ids"),
             (torch.ones(2, 3).long(), torch.ones(2, 2).long(), 0, "x_train has type int64 and shape [2, 3]"),
-            (torch.ones(2, 3).long(), torch.full((2, 3), NOT_LEARNT), 0, "y_train has no token to learn, only -100"),
+            (torch.ones(2, 3).long(), torch.full((2, 3), IGNORE_INDEX), 0, "y_train has no token to learn, only -100"),
             (torch.ones(2, 3).long(), torch.full((2, 3), -1), 0, "has a target -1; number ids from 0 on"),
             (torch.ones(2, 3).long(), torch.full((2, 3), 9), 9, "vocabulary of the data is 9, but it has ids up to 9"),
         ],

@@ -273,7 +273,7 @@ class TestChecks:
         assert line.startswith("error: ") and message in line, line
 
     def test_a_missing_accountant(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        monkeypatch.setattr("fl_dist.config.loading.has_opacus", lambda: False)
+        monkeypatch.setattr("fl_dist.config.consistency.has_opacus", lambda: False)
         settings = ["algorithm.with=[clip_and_noise]", "server.weighting=uniform"]
         assert main(["--check", *SMALL, *settings]) == 2
         assert "part clip_and_noise needs the package opacus for its accountant: pip install" in capsys.readouterr().err

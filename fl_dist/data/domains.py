@@ -1,11 +1,9 @@
-"""Data sets of image files: Tiny-ImageNet, and domains for training on some and testing on another.
+"""Images of several domains, for training on some and testing on another: PACS, Office-Home, DomainNet, and your own.
 
 The images are decoded once per machine, by several threads, into one array that all its ranks map: it may be larger
 than memory, and every rank reads the same bytes.
 """
 
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,42 +15,19 @@ from fl_dist.common.formatting import suggest
 from fl_dist.common.paths import expand_path
 from fl_dist.data import shared_arrays
 from fl_dist.data.dataset import Dataset, dataset_from_arrays, datasets
-from fl_dist.data.download_sources import SOURCES, missing_data_message, redownload_hint
-from fl_dist.data.images import center_crop, decode_images, list_labelled_images, resize, write_labelled_images
+from fl_dist.data.download_sources import SOURCES, find_folder, missing_data_message
+from fl_dist.data.images import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    center_crop,
+    decode_images,
+    list_labelled_images,
+    subfolders,
+)
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 Root = Annotated[str, Field(min_length=1, description="the published folder, or its parent")]
 Size = Annotated[int, Field(ge=8, le=1024, description="pixels per side: images are scaled to it")]
 Target = Annotated[str, Field(min_length=1, description="the domain that is left out of training, and tested on")]
-
-
-@datasets.register
-def tiny_imagenet(*, root: Root, size: Size = 64) -> Dataset:
-    """Two hundred classes of ImageNet in 64x64 pixels: 100,000 to train, 10,000 (published as val) to test."""
-    name, base = "tiny_imagenet", expand_path(root)
-    folder = base / "tiny-imagenet-200" if (base / "tiny-imagenet-200").is_dir() else base
-    class_file, label_file, test_folder = (
-        folder / path for path in ("wnids.txt", "val/val_annotations.txt", "val/images")
-    )
-    _check_exist([class_file, label_file], name, base)
-    labels = {word: k for k, word in enumerate(sorted(_read_lines(class_file, name)))}
-    train_folders = [folder / "train" / word / "images" for word in labels]
-    sources = [class_file, label_file, *train_folders, test_folder]
-    _check_exist(sources, name, base)
-
-    def build(allocate: shared_arrays.Allocate) -> None:
-        classes = dict(line.split("\t")[:2] for line in _read_lines(label_file, name))
-        if unknown := set(classes.values()) - labels.keys():
-            hint = redownload_hint(name)
-            raise DataError(f"{label_file} names a class {min(unknown)}, which is not in {class_file}; {hint}")
-        test = [(test_folder / file, labels[classes[file]]) for file in sorted(classes)]
-        for split, files in (("train", list_labelled_images(train_folders)), ("test", test)):
-            if not files:
-                raise DataError(f"{name}: there are no images to {split} on")
-            write_labelled_images(allocate, split, files, partial(resize, size=size), (3, size, size), name)
-
-    arrays = shared_arrays.load_or_build(name, sources, size, build)
-    return dataset_from_arrays(arrays, len(labels), mean=MEAN, std=STD)
 
 
 @datasets.register
@@ -85,8 +60,7 @@ def list_published_domains(name: str, root: Path) -> list[str]:
 
 
 def _find_folder(name: str, root: Path) -> Path:
-    published = root / SOURCES[name].folder
-    folder = published if published.is_dir() else root
+    folder = find_folder(root, SOURCES[name].folder)
     if not folder.is_dir() or not subfolders(folder):
         raise DataError(missing_data_message(name, root, f"folder {SOURCES[name].folder}/<domain>/<class>"))
     return folder
@@ -107,9 +81,12 @@ def _load_domains(name: str, folder: Path, target: str, size: int) -> Dataset:
     classes = sorted({entry.name for domain in domains for entry in subfolders(domain)})
     folders = {domain.name: [domain / word for word in classes] for domain in domains}
     sources = [entry for of_domain in folders.values() for entry in of_domain if entry.is_dir()]
-    build = partial(_write_domains, folders=folders, size=size, name=name)
-    arrays = shared_arrays.load_or_build(name, sources, size, build)
-    return dataset_from_arrays(_split_domains(arrays, names.index(target)), len(classes), mean=MEAN, std=STD)
+    arrays = shared_arrays.load_or_build(
+        name, sources, size, lambda allocate: _write_domains(allocate, folders, size, name)
+    )
+    return dataset_from_arrays(
+        _split_domains(arrays, names.index(target)), len(classes), mean=IMAGENET_MEAN, std=IMAGENET_STD
+    )
 
 
 def _write_domains(allocate: shared_arrays.Allocate, folders: dict[str, list[Path]], size: int, name: str) -> None:
@@ -123,7 +100,7 @@ def _write_domains(allocate: shared_arrays.Allocate, folders: dict[str, list[Pat
     ends[:] = np.cumsum([len(domain) for domain in (*domains, *domains[:-1])])
     y, x = allocate("y", (total,), np.int64), allocate("x", (total, 3, size, size), np.uint8)
     y[:unique] = [label for _, label in files]
-    decode_images([file for file, _ in files], x[:unique], partial(center_crop, size=size), name)
+    decode_images([file for file, _ in files], x[:unique], center_crop, name)
     for array in (x, y):
         array[unique:] = array[: total - unique]
 
@@ -142,20 +119,3 @@ def _split_domains(arrays: shared_arrays.Arrays, target: int) -> shared_arrays.A
 
 def _domain_folders(folder: Path) -> list[Path]:
     return [entry for entry in subfolders(folder) if subfolders(entry)]
-
-
-def subfolders(folder: Path) -> list[Path]:
-    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-
-
-def _check_exist(paths: Sequence[Path], name: str, root: Path) -> None:
-    for path in paths:
-        if not path.exists():
-            raise DataError(missing_data_message(name, root, str(path)))
-
-
-def _read_lines(file: Path, name: str) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as e:
-        raise DataError(f"{file} cannot be read ({error_message(e)}); {redownload_hint(name)}") from None

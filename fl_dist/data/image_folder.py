@@ -1,7 +1,6 @@
 """The user's own images in one folder per class, as torchvision's ImageFolder."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +11,16 @@ from fl_dist.common.formatting import suggest
 from fl_dist.common.paths import expand_path
 from fl_dist.data import shared_arrays
 from fl_dist.data.dataset import SPLITS, Dataset, dataset_from_arrays, datasets
-from fl_dist.data.image_folders import MEAN, STD, subfolders
-from fl_dist.data.images import SUFFIXES, center_crop, list_labelled_images, resize, write_labelled_images
+from fl_dist.data.images import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    SUFFIXES,
+    center_crop,
+    list_labelled_images,
+    resize,
+    subfolders,
+    write_labelled_images,
+)
 from fl_dist.data.tables import draw_test_rows
 
 DEFAULT_TEST_SHARE = 0.1
@@ -54,12 +61,11 @@ def image_folder(
 
     def build(allocate: shared_arrays.Allocate) -> None:
         for split, files in _list_images(class_folders, share, may_lack=classes is not None).items():
-            transform = partial(center_crop if crop else resize, size=size)
-            write_labelled_images(allocate, split, files, transform, (3, size, size), "image_folder")
+            write_labelled_images(allocate, split, files, center_crop if crop else resize, size, "image_folder")
 
     settings = (size, crop, names, share, [(split, len(own)) for split, own in class_folders.items()])
     arrays = shared_arrays.load_or_build("image_folder", sources, settings, build)
-    return dataset_from_arrays(arrays, len(names), mean=tuple(mean or MEAN), std=tuple(std or STD))
+    return dataset_from_arrays(arrays, len(names), mean=tuple(mean or IMAGENET_MEAN), std=tuple(std or IMAGENET_STD))
 
 
 def _find_folders(base: Path, test: str | float | None, splits: Sequence[str]) -> tuple[dict[str, Path], float | None]:
