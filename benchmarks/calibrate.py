@@ -23,6 +23,8 @@ from benchmarks import common
 from benchmarks.scaling import FLOAT32_BYTES, INT64_BYTES, Assumptions, count_vectors, simulate_schedule
 from fl_dist.config import Topology
 from fl_dist.distributed.process_group import ProcessGroup, single_process_group
+from fl_dist.metrics.file import read_records
+from fl_dist.storage.run_folder import METRICS
 
 WORKERS = (1, 2, 3, 4)
 CLIENTS, STEPS, ROUNDS, REPEATS = 12, 4, 10, 7
@@ -113,8 +115,7 @@ def measure_costs(group: ProcessGroup, folder: Path) -> dict[str, float]:
         alone.append(common.time_rounds(rounds if group.rank == 1 else common.Workload(), 1))
         busy.append(common.time_rounds(rounds if group.rank else common.Workload(), 1))
     if group.rank == 1:
-        rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
-        server = [row["seconds"]["server"] for row in rows]
+        server = [record.seconds.server for record in read_records(run / METRICS)]
     gathered: list[list[float]] = [[]] * group.size
     dist.all_gather_object(gathered, server)
     parameters, server_step = rounds.experiment.model.count, statistics.median(gathered[1])

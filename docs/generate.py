@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from fl_dist.__main__ import COMMANDS, usage
 from fl_dist.algorithms import algorithms, papers
@@ -153,12 +154,8 @@ def _python_command(module: str) -> str:
 
 def _help(main: Callable[[list[str]], Any], arguments: list[str]) -> str:
     """What a command prints for --help, without the list of keys and without folders of this machine."""
-    columns = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(COLUMNS)
-    try:
+    with patch.dict(os.environ, COLUMNS=str(COLUMNS)):
         text = _output(main, [*arguments, "--help"])
-    finally:
-        os.environ.pop("COLUMNS") if columns is None else os.environ.update(COLUMNS=columns)
     return text.partition(HELP_OF_KEYS)[0].replace(f"{ROOT}{os.sep}", "").rstrip()
 
 

@@ -122,7 +122,7 @@ def _check_plot_file(name: str | None, configs: Iterable[Config]) -> Path | None
 
 
 def _draw(results: dict[str, list[Measurement]], file: Path) -> None:
-    if not surfaces.draw(results, file):
+    if not surfaces.draw({run: [entry["values"] for entry in entries] for run, entries in results.items()}, file):
         raise ConfigError(f"no measurement is a picture; add {' or '.join(PLOTTABLE)} for {file}")
     print(f"picture: {file}")
 

@@ -89,16 +89,13 @@ class EarlyStopping(Callback):
             self.best_value, self.best_round = value, round_number
         if self.target is not None and sign * value >= sign * self.target:
             return f"{self.metric} {value:.6g} in round {round_number} reached the target {self.target:g}"
-        if self.limit is not None and value + 2 * self._growth(value) > self.limit:
+        growth = 0.0 if self.last_value is None else value - self.last_value
+        if self.limit is not None and value + 2 * growth > self.limit:
             came = "exceeds" if value > self.limit else "came to"
             return f"{self.metric} {value:.6g} in round {round_number} {came} the limit {self.limit:g}, and {running}"
         if self.patience is not None and round_number - self.best_round >= self.patience:
             return f"{self.metric} did not improve from round {self.best_round} to {round_number}, and {running}"
         return ""
-
-    def _growth(self, value: float) -> float:
-        """Since the last round that had the metric; 0 in the first."""
-        return 0.0 if self.last_value is None else value - self.last_value
 
     def _improves(self, sign: float, value: float) -> bool:
         if math.isnan(value):

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from fl_dist.callbacks.base import Callback, RunContext
+from fl_dist.common.files import parse_lines, parse_object
 from fl_dist.metrics.summary import Summary
 from fl_dist.metrics.wandb_process import FINISH_SECONDS, IGNORED_SIGNALS
 
@@ -117,7 +118,7 @@ def _close_input(process: subprocess.Popen[str]) -> None:
 
 def _last_attempt(folder: Path) -> dict[str, Any]:
     """Versions, hosts and what else a run notes of its attempts."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        attempt: dict[str, Any] = json.loads((folder / "attempts.jsonl").read_text().splitlines()[-1])
-        return attempt
-    return {}
+    attempts: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):
+        attempts, _ = parse_lines(folder / "attempts.jsonl", parse_object)
+    return attempts[-1] if attempts else {}

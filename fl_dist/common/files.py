@@ -60,6 +60,12 @@ def read_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def write_output(path: Path, text: str) -> int:
+    """Write text for people, and create its folder; names of files in it may have bytes that are no text. The size."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.write_bytes(text.encode("utf-8", "replace"))
+
+
 def append_lines(path: Path, entries: list[dict[str, Any]]) -> None:
     """Append JSON objects to a file, one per line, in one write."""
     data = "".join(f"{json.dumps(entry)}\n" for entry in entries).encode()

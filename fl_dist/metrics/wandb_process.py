@@ -178,7 +178,7 @@ class Plots:
         for label, values in (record.diagnostics or {}).items():
             file = self._file(f"{label}-{record.round}")
             with contextlib.suppress(Exception):  # diagnostics may be the user's own, and hold anything
-                if surfaces.draw({self._folder.name: [{"values": values}]}, file):
+                if surfaces.draw({self._folder.name: [values]}, file):
                     images[record.dashboard_name("diagnostics", label)] = _image(file)
         return images
 

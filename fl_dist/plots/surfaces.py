@@ -20,7 +20,7 @@ WIDTH, HEIGHT = 3.6, 3.3
 Values = Mapping[str, Any]
 
 
-def draw(diagnostics: Mapping[str, Sequence[Mapping[str, Any]]], file: Path) -> bool:
+def draw(diagnostics: Mapping[str, Sequence[Values]], file: Path) -> bool:
     """Draw the newest surface, plane and profile of each run (by its folder); False: there is none, and no file."""
     by_run = dict(zip(distinct_names(diagnostics), diagnostics.values(), strict=True))
     bands = [(draw_band, runs, rows) for fits, draw_band, rows in KINDS if (runs := _newest(by_run, fits))]
@@ -41,10 +41,10 @@ def can_draw(values: Values) -> bool:
     return any(fits(values) for fits, _, _ in KINDS)
 
 
-def _newest(by_run: Mapping[str, Sequence[Mapping[str, Any]]], fits: Callable[[Values], bool]) -> dict[str, Values]:
+def _newest(by_run: Mapping[str, Sequence[Values]], fits: Callable[[Values], bool]) -> dict[str, Values]:
     """The last values of this kind of each run."""
-    values = {run: [entry["values"] for entry in entries if fits(entry["values"])] for run, entries in by_run.items()}
-    return {run: of_kind[-1] for run, of_kind in values.items() if of_kind}
+    of_kind = {run: [values for values in diagnostics if fits(values)] for run, diagnostics in by_run.items()}
+    return {run: diagnostics[-1] for run, diagnostics in of_kind.items() if diagnostics}
 
 
 def _draw_surfaces(figure: "SubFigure", runs: Mapping[str, Values]) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fl_dist.report.figures import Curve, Figure, make_style
-from fl_dist.report.run_reader import RunGroup, RunSnapshot
-from fl_dist.report.series import Line, Points, SeriesCache, cost_axes, over_seeds
+from fl_dist.report.run_reader import RunSnapshot
+from fl_dist.report.run_source import RunGroup
+from fl_dist.report.series import Line, Points, SeriesCache, combine_seeds, cost_axes
 from fl_dist.report.tables import text
-from fl_dist.results.collect import common_metric
+from fl_dist.results.run_result import common_metric
 from fl_dist.results.table import build_table
 from fl_dist.tasks import PrimaryMetric
 
@@ -105,7 +106,7 @@ class ReportBuilder:
 
 
 def _line(runs: Sequence[RunSnapshot], series: Callable[[RunSnapshot], Points], limit: int) -> Line | None:
-    return over_seeds([series(run) for run in runs], limit)
+    return combine_seeds([series(run) for run in runs], limit)
 
 
 def section(name: str, title: str, parts: Sequence[Part], note: str = "", over_rounds: bool = False) -> Section | None:

@@ -4,34 +4,29 @@ import argparse
 
 from fl_dist.common import terminal
 from fl_dist.common.errors import FlDistError
+from fl_dist.common.files import write_output
 from fl_dist.common.formatting import format_bytes
 from fl_dist.common.paths import expand_path
 from fl_dist.report.page import build_document, load_plotly, render_page
-from fl_dist.report.run_reader import RunSource
+from fl_dist.report.run_source import RunSource
 from fl_dist.report.series import SeriesCache
 from fl_dist.report.serve import LiveDocument, serve
-from fl_dist.results.archive import opened_archives
+from fl_dist.results.archive import open_archives
 from fl_dist.results.arguments import expand_arguments
 
 
 def report_command(arguments: argparse.Namespace) -> int:
     try:
         load_plotly()  # before the runs are read, which takes longer
-        with opened_archives(arguments.sources) as archives:
+        with open_archives(arguments.sources) as archives:
             source = RunSource(expand_arguments(arguments.runs), arguments.only, arguments.published, archives)
             if arguments.serve:
                 serve(LiveDocument(source), arguments.port)
             else:
-                _write(render_page(build_document(source, SeriesCache())), arguments.output)
+                file = expand_path(arguments.output)
+                size = write_output(file, render_page(build_document(source, SeriesCache())))
+                print(f"{file} ({format_bytes(size)})")
     except (FlDistError, OSError) as e:
         terminal.print_error(e, e if arguments.traceback else None)
         return 2
     return 0
-
-
-def _write(text: str, output: str) -> None:
-    file = expand_path(output)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    data = text.encode("utf-8", "replace")
-    file.write_bytes(data)
-    print(f"{file} ({format_bytes(len(data))})")

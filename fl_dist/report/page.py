@@ -15,7 +15,7 @@ from fl_dist.common.formatting import pluralize
 from fl_dist.metrics.costs import COSTS
 from fl_dist.report.builder import ReportBuilder
 from fl_dist.report.figures import DARK_COLOURS
-from fl_dist.report.run_reader import RunSource
+from fl_dist.report.run_source import RunSource
 from fl_dist.report.sections import build_sections
 from fl_dist.report.series import SeriesCache
 

@@ -9,8 +9,9 @@ from fl_dist.metrics.record import Display, RecordModel, RoundRecord, WorkerReco
 from fl_dist.report import tables
 from fl_dist.report.builder import Panel, Part, ReportBuilder, Section, charts, heading, html, section
 from fl_dist.report.figures import Curve, line_chart
-from fl_dist.report.run_reader import RunSnapshot, finite_or_none
-from fl_dist.report.series import MAX_POINTS_SMALL, Line, Points, over_seeds
+from fl_dist.report.numbers import finite_or_none
+from fl_dist.report.run_reader import RunSnapshot
+from fl_dist.report.series import MAX_POINTS_SMALL, Line, Points, combine_seeds
 
 ROUND = "Round"
 """Heading above charts whose field has no other."""
@@ -78,7 +79,7 @@ def _lines(runs: Sequence[RunSnapshot]) -> dict[Chart, Line]:
     """The line of every chart, over the seeds of a cell."""
     seeds = [_series(run) for run in runs]
     lines = {
-        chart: over_seeds([seed.get(chart, {}) for seed in seeds], MAX_POINTS_SMALL)
+        chart: combine_seeds([seed.get(chart, {}) for seed in seeds], MAX_POINTS_SMALL)
         for chart in dict.fromkeys(chart for seed in seeds for chart in seed)
     }
     return {chart: line for chart, line in lines.items() if line is not None}

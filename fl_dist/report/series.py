@@ -6,7 +6,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from fl_dist.metrics.costs import COSTS, cumulative_costs
 from fl_dist.metrics.record import RoundRecord
-from fl_dist.report.run_reader import RunSnapshot, finite_or_none
+from fl_dist.report.numbers import finite_or_none
+from fl_dist.report.run_reader import RunSnapshot
 
 T = TypeVar("T")
 Points = dict[int, float]
@@ -52,7 +53,7 @@ def points(run: RunSnapshot, value: Callable[[RoundRecord], float | None], scale
     return {index: scale * number for index, number in numbers if number is not None}
 
 
-def over_seeds(seeds: Sequence[Points], limit: int = MAX_POINTS) -> Line | None:
+def combine_seeds(seeds: Sequence[Points], limit: int = MAX_POINTS) -> Line | None:
     """Mean and range in the rounds that all seeds have, so that every mean is over the same runs; None: no round."""
     seeds = [seed for seed in seeds if seed]
     common = sorted(set.intersection(*map(set, seeds))) if seeds else []

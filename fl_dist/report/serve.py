@@ -11,7 +11,8 @@ from typing import Any
 
 from fl_dist.common.errors import UserError, error_message
 from fl_dist.report.page import Document, build_document, render_page, to_script_json
-from fl_dist.report.run_reader import Fingerprint, RunSource
+from fl_dist.report.run_reader import Fingerprint
+from fl_dist.report.run_source import RunSource
 from fl_dist.report.series import SeriesCache
 
 ADDRESS = "127.0.0.1"

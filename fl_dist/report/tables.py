@@ -10,10 +10,12 @@ from typing import Any
 from fl_dist.common.formatting import format_bytes, format_duration, pluralize, shorten
 from fl_dist.common.yaml_reader import to_yaml
 from fl_dist.metrics.summary import Summary, format_final_score, summarize
-from fl_dist.report.run_reader import RunSnapshot, finite_or_none, mapping_or_empty
+from fl_dist.report.numbers import finite_or_none, mapping_or_empty
+from fl_dist.report.run_reader import RunSnapshot
+from fl_dist.results.cells import NO_RUN
 from fl_dist.results.collect import settings_of
 from fl_dist.results.render import format_rows
-from fl_dist.results.table import NO_RUN, ResultsTable
+from fl_dist.results.table import ResultsTable
 from fl_dist.tasks import PrimaryMetric
 
 

@@ -32,7 +32,7 @@ def check_archive_name(file: Path) -> None:
 
 
 @contextmanager
-def opened_archives(names: Sequence[str]) -> Iterator[list[Path]]:
+def open_archives(names: Sequence[str]) -> Iterator[list[Path]]:
     """A temporary folder with the runs of each archive; its name is the archive's."""
     files = [expand_path(name) for name in names]
     for file in files:

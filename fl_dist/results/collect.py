@@ -1,108 +1,23 @@
 """Runs with their places in a table: from a sweep's file, or from folders whose configurations differ."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fl_dist.common.errors import ConfigError, DataError, error_message
-from fl_dist.common.files import parse_object, read_lines
-from fl_dist.common.formatting import shorten, suggest
+from fl_dist.common.errors import ConfigError, error_message
+from fl_dist.common.formatting import suggest
 from fl_dist.common.paths import expand_path
 from fl_dist.config import LAYOUT_KEYS, read_recorded_config
 from fl_dist.config.comparison import flatten_keys
 from fl_dist.config.sweep_file import Sweep
 from fl_dist.config.sweeps import COLUMN, LIST, ROW, SweepRun, axis_names, matches_any, read_sweep
-from fl_dist.metrics.costs import cumulative_costs
 from fl_dist.metrics.file import read_records
-from fl_dist.metrics.record import RoundRecord
-from fl_dist.metrics.summary import Scores, finite_scores
-from fl_dist.storage.run_folder import CONFIG, DIAGNOSTICS, METRICS, RunFolder, find_runs
-from fl_dist.tasks import PrimaryMetric
+from fl_dist.results.run_result import RunResult
+from fl_dist.storage.run_folder import CONFIG, METRICS, find_runs
 
 SEED = "seed"
-ACCURACY = PrimaryMetric("accuracy", "max", percent=True)
 _LAYOUT_PREFIXES = tuple(f"{key}." for key in LAYOUT_KEYS)
-
-
-@dataclass
-class RunResult:
-    """One run and its place in the table."""
-
-    name: str
-    row: str
-    column: str
-    path: Path
-    rounds: int
-    final_window: int
-    """Rounds over which the run itself averages its final score."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Its configuration as key.sub: value, without its seed, its rounds and keys that change no result."""
-
-    @cached_property
-    def primary_metric(self) -> PrimaryMetric:
-        facts = RunFolder(self.path).read_facts() if self.records else {}
-        return PrimaryMetric(**facts["primary_metric"]) if "primary_metric" in facts else ACCURACY
-
-    @cached_property
-    def records(self) -> list[RoundRecord]:
-        return read_records(self.path / METRICS)
-
-    @cached_property
-    def rows(self) -> list[dict[str, Any]]:
-        """The records as in `metrics.jsonl`."""
-        return [record.to_json() for record in self.records]
-
-    @property
-    def last_round(self) -> int:
-        return self.records[-1].round if self.records else 0
-
-    @cached_property
-    def finished(self) -> bool:
-        """Also if it stopped before its last round."""
-        folder = RunFolder(self.path)
-        return folder.is_finished(self.rounds) or folder.is_finished_record(self.rounds)
-
-    @cached_property
-    def diagnostics(self) -> list[Mapping[str, Any]]:
-        """The values of all diagnostics, by increasing round: of its records, then those measured later."""
-        values = [values for record in self.records for values in (record.diagnostics or {}).values()]
-        later = read_lines(self.path / DIAGNOSTICS, parse_object, "a JSON object")
-        return values + [entry["values"] for entry in later]
-
-    @cached_property
-    def scores(self) -> Scores:
-        return finite_scores(self.records, self.primary_metric)
-
-    def start_of_window(self, final_window: int | None) -> int:
-        """The round before its last ones, over which its final score is a mean."""
-        return self.last_round - (final_window or self.final_window)
-
-    def numbers(self, key: str, after: int = 0) -> list[float | None]:
-        """The values under a dotted key, in the rounds that have it; None: it could not be measured."""
-        return [value for row in self.rows if row["round"] > after for value in self._lookup(row, key)]
-
-    def _lookup(self, value: Any, key: str) -> list[float | None]:
-        for name in key.split("."):
-            if not isinstance(value, dict) or name not in value:
-                return []
-            value = value[name]
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ConfigError(f"{key} in {self.path / METRICS} is {shorten(repr(value))}, not a number")
-        return [value]
-
-    def costs_until(self, rounds: Iterable[int], cost: str) -> list[float]:
-        """What all rounds up to each of these cost together."""
-        totals = cumulative_costs(self.records, cost)
-        if not totals.keys() >= {*rounds}:
-            raise DataError(f"{self.path / METRICS} lacks the {cost} of some rounds; choose another cost")
-        return [totals[index] for index in rounds]
-
-
-def common_metric(runs: Sequence[RunResult]) -> PrimaryMetric:
-    """That of the first run with records; without any, the default."""
-    return next((run.primary_metric for run in runs if run.records), runs[0].primary_metric)
 
 
 @dataclass
@@ -204,18 +119,19 @@ def _collect_folders(folders: Sequence[str], only: Sequence[str], lenient: bool)
 
 def _place_runs(configs: dict[Path, dict[str, Any]]) -> list[RunResult]:
     """Rows are algorithms with their settings, columns whatever else differs between the runs."""
+    settings = {path: _table_settings(config) for path, config in configs.items()}
     by_algorithm: dict[Any, list[dict[str, Any]]] = {}
-    for config in configs.values():
-        by_algorithm.setdefault(config.get("algorithm.name"), []).append(config)
+    for own in settings.values():
+        by_algorithm.setdefault(own.get("algorithm.name"), []).append(own)
     row_keys = {name: differing_keys(group, "algorithm.") for name, group in by_algorithm.items()}
-    column_keys = [key for key in differing_keys([*configs.values()], "") if not key.startswith("algorithm.")]
+    column_keys = [key for key in differing_keys([*settings.values()], "") if not key.startswith("algorithm.")]
     runs = []
-    for path, config in configs.items():
-        name = config.get("algorithm.name")
-        row = " ".join([str(name or "parts"), *(format_setting(config, key) for key in row_keys[name])])
-        column = ", ".join(format_setting(config, key) for key in column_keys)
-        rounds, final_window = RunFolder(path).read_rounds(), config.get("evaluate.final_window", 1)
-        runs.append(RunResult(str(path), row, column, path, rounds, final_window, config))
+    for path, own in settings.items():
+        name = own.get("algorithm.name")
+        row = " ".join([str(name or "parts"), *(format_setting(own, key) for key in row_keys[name])])
+        column = ", ".join(format_setting(own, key) for key in column_keys)
+        rounds, final_window = configs[path]["rounds"], own.get("evaluate.final_window", 1)
+        runs.append(RunResult(str(path), row, column, path, rounds, final_window, own))
     return runs
 
 
@@ -238,7 +154,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     config = read_recorded_config(path / CONFIG)
     if not isinstance(config, dict) or type(config.get("rounds")) is not int:
         raise ConfigError(f"{path / CONFIG} is not a configuration")
-    return _table_settings(config)
+    return config
 
 
 def _table_settings(config: dict[str, Any]) -> dict[str, Any]:

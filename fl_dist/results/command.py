@@ -2,19 +2,20 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fl_dist.common import terminal
 from fl_dist.common.errors import ConfigError, FlDistError
+from fl_dist.common.files import write_output
 from fl_dist.common.formatting import suggest
 from fl_dist.common.paths import expand_path
 from fl_dist.config.sweep_file import ExtraColumn, TableSettings
 from fl_dist.metrics.costs import COSTS
 from fl_dist.plots.base import check_plot_file
 from fl_dist.results import curves, figures
-from fl_dist.results.archive import check_archive_name, opened_archives, write_archive
+from fl_dist.results.archive import check_archive_name, open_archives, write_archive
 from fl_dist.results.arguments import NUMBER_KEYS, SUFFIXES, expand_arguments
 from fl_dist.results.collect import Collection, collect
 from fl_dist.results.render import FORMATS
@@ -23,7 +24,7 @@ from fl_dist.results.table import build_table, columns_of_mean, is_whole_mean
 
 def results_command(arguments: argparse.Namespace) -> int:
     try:
-        with terminal.warnings_in_one_line(), opened_archives(arguments.sources) as archives:
+        with terminal.warnings_in_one_line(), open_archives(arguments.sources) as archives:
             words, own_first = expand_arguments(arguments.runs), arguments.archive is not None
             _show(arguments, collect(words, arguments.only, archives=archives, own_first=own_first))
     except (FlDistError, OSError) as e:
@@ -33,15 +34,18 @@ def results_command(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace, collection: Collection) -> None:
-    archive_file = _archive_path(arguments.archive)
+    archive_file = _output_path(arguments.archive, check_archive_name)
     render = FORMATS[_output_format(arguments)]
-    curves_file, surfaces_file = _plot_path(arguments.curves), _plot_path(arguments.surfaces)
-    scatter_file, over_file = _plot_path(arguments.scatter), _plot_path(arguments.plot)
+    curves_file, surfaces_file = _output_path(arguments.curves), _output_path(arguments.surfaces)
+    scatter_file, over_file = _output_path(arguments.scatter), _output_path(arguments.plot)
     _check_figures(arguments, collection)
     lines = figures.lines_over(collection, arguments.over) if over_file else []
     settings, published = _table_settings(arguments, collection), collection.published_file(arguments.published)
     table = build_table(collection, settings, arguments.cost or ["rounds"], published)
-    _write(render(table), arguments.output)
+    if arguments.output is None:
+        print(render(table))
+    else:
+        write_output(expand_path(arguments.output), f"{render(table)}\n")
     if curves_file and not curves.draw(collection, curves_file, arguments.against):
         print("no run has a score yet: no curves were drawn", file=sys.stderr)
     if scatter_file and not figures.draw_scatter(collection, scatter_file, arguments.x, settings):
@@ -65,17 +69,10 @@ def _check_figures(arguments: argparse.Namespace, collection: Collection) -> Non
         _extra_column(arguments.x, collection, COSTS)
 
 
-def _plot_path(name: str | None) -> Path | None:
+def _output_path(name: str | None, check: Callable[[Path], None] = check_plot_file) -> Path | None:
     if name is None:
         return None
-    check_plot_file(file := expand_path(name))
-    return file
-
-
-def _archive_path(name: str | None) -> Path | None:
-    if name is None:
-        return None
-    check_archive_name(file := expand_path(name))
+    check(file := expand_path(name))
     return file
 
 
@@ -121,12 +118,3 @@ def _output_format(arguments: argparse.Namespace) -> str:
     if suffix not in SUFFIXES:
         raise ConfigError(f"{arguments.output}: choose a --format, or let the name end in {', '.join(SUFFIXES)}")
     return SUFFIXES[suffix]
-
-
-def _write(text: str, output: str | None) -> None:
-    if output is None:
-        print(text)
-        return
-    file = expand_path(output)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"{text}\n", encoding="utf-8")

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fl_dist.metrics.costs import COSTS
-from fl_dist.results.collect import Collection, RunResult
+from fl_dist.results.collect import Collection
 from fl_dist.results.panels import draw_panels, label_panel, line_style
+from fl_dist.results.run_result import RunResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,9 +10,10 @@ from fl_dist.common.formatting import shorten, suggest
 from fl_dist.config.sweep_file import ExtraColumn, TableSettings
 from fl_dist.metrics.costs import COSTS
 from fl_dist.plots import surfaces
-from fl_dist.results.collect import Collection, RunResult, differing_keys, format_setting
+from fl_dist.results.cells import Measure, summarize
+from fl_dist.results.collect import Collection, differing_keys, format_setting
 from fl_dist.results.panels import draw_panels, label_panel, line_style, scale_x
-from fl_dist.results.table import Measure, summarize
+from fl_dist.results.run_result import RunResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +67,7 @@ def _label_of(key: str, table: TableSettings) -> str:
 
 def scatter_points(collection: Collection, key: str, table: TableSettings) -> dict[tuple[str, str], Point]:
     """By row and column: the score against a cost of the whole run, or against another number of its records."""
-    measure = Measure(key, key, cost=key) if key in COSTS else Measure(key, key, also=ExtraColumn(key=key))
+    measure = Measure(key, key, cost=key) if key in COSTS else Measure(key, key, extra=ExtraColumn(key=key))
     points = {}
     for row in collection.rows:
         for column in collection.columns:
@@ -114,7 +115,7 @@ def draw_surfaces(collection: Collection, file: Path) -> bool:
     cells: dict[str, Sequence[Mapping[str, Any]]] = {}
     for run in collection.runs:
         label = f"{run.row}, {run.column}" if has_columns else run.row
-        drawable = [{"values": values} for values in run.diagnostics if surfaces.can_draw(values)]
+        drawable = [values for values in run.diagnostics if surfaces.can_draw(values)]
         if drawable:
             cells.setdefault(label, drawable)
     return surfaces.draw(cells, file)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import groupby
 
-from fl_dist.results.table import FAILED, NO_RUN, NOT_REACHED, Measure, Number, ResultsTable
+from fl_dist.results.cells import FAILED, NO_RUN, NOT_REACHED, Measure, Number
+from fl_dist.results.table import ResultsTable
 
 MAX_DECIMALS = 6
 """Of a number with a deviation; smaller ones are written with an exponent."""
@@ -120,9 +121,9 @@ def _formatter(spread: float | None, measure: Measure, table: ResultsTable) -> C
     """For both numbers; where the unit does not say how many digits, the deviation has two."""
     if measure.cost in ("rounds", "passes"):
         return "{:,.0f}".format
-    if not (measure.cost or measure.also):
+    if measure.is_score:
         return lambda number: table.primary_metric.format(number).removesuffix(" %")
-    if measure.also and measure.also.percent:
+    if measure.extra and measure.extra.percent:
         return lambda number: f"{100 * number:.2f}"
     if not spread or abs(math.log10(spread)) > MAX_DECIMALS:
         return f"{{:.{3 if measure.cost else 4}g}}".format
@@ -133,13 +134,13 @@ def _to_csv(value: float | None, measure: Measure, table: ResultsTable) -> str:
     """All digits of a number, in percent where the table is."""
     if value is None:
         return ""
-    percent = measure.also.percent if measure.also else table.primary_metric.percent and not measure.cost
+    percent = measure.extra.percent if measure.extra else table.primary_metric.percent and not measure.cost
     return repr(100 * value if percent else value)
 
 
 def _headers(table: ResultsTable) -> list[tuple[str, str]]:
     """The label of each column and, if there are several kinds of numbers, its kind; of a single column only that."""
-    several = any(measure.cost or measure.also for _, measure in table.columns)
+    several = not all(measure.is_score for _, measure in table.columns)
     if several and len({column for column, _ in table.columns}) == 1:
         return [(measure.head, "") for _, measure in table.columns]
     return [(column or table.primary_metric.name, measure.head if several else "") for column, measure in table.columns]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fl_dist.report.__main__ import main
-from fl_dist.report.run_reader import RunSource
+from fl_dist.report.run_source import RunSource
 from fl_dist.report.serve import LiveDocument, Server
 from tests.support.cli import make_invoker
 from tests.support.processes import NO_WANDB, run_ranks

@@ -104,9 +104,9 @@ def test_a_record_is_on_disk_before_its_line_is_printed(tmp_path: Path, monkeypa
 )
 @pytest.mark.filterwarnings("error")
 def test_invalid_values_do_not_break_plots(tmp_path: Path, values: dict[str, Any]) -> None:
-    assert not surfaces.draw({"run": [{"values": values}]}, tmp_path / "none.png")
+    assert not surfaces.draw({"run": [values]}, tmp_path / "none.png")
     complete = {"x": [0, 1], "y": [0, 1], "loss": [[1.0, None], [2.0, 3.0]]}
-    assert surfaces.draw({"run": [{"values": complete}, {"values": values}]}, tmp_path / "surface.png")
+    assert surfaces.draw({"run": [complete, values]}, tmp_path / "surface.png")
     assert Plots(tmp_path).draw(make_record(diagnostics={"mine": values})) == {}
 
 

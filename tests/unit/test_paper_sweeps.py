@@ -14,7 +14,7 @@ from fl_dist.config import Config
 from fl_dist.config.sweep_file import Sweep
 from fl_dist.config.sweeps import COLUMN, ROW, SweepRun, read_sweep
 from fl_dist.metrics.costs import COSTS
-from fl_dist.results.collect import RunResult
+from fl_dist.results.run_result import RunResult
 from tests.support.processes import ROOT
 
 FOLDER = ROOT / "configs" / "paper"

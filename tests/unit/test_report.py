@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from fl_dist.metrics.record import VALIDATION, Norms, RoundRecord, Seconds, Spread, WorkerRecord, display_of, field
 from fl_dist.report.record_charts import chart_fields
-from fl_dist.report.run_reader import RunSource
-from fl_dist.report.series import Line, downsample, over_seeds
+from fl_dist.report.run_source import RunSource
+from fl_dist.report.series import Line, combine_seeds, downsample
 from fl_dist.report.serve import LiveDocument, Server
 from fl_dist.report.tables import format_time
 from tests.support.report_pages import (
@@ -471,8 +471,8 @@ class TestLines:
         assert all(values[index - 1] == value for index, value in zip(sampled.rounds, sampled.mean, strict=True))
 
     def test_over_seeds_keeps_common_rounds_only(self) -> None:
-        assert over_seeds([{1: 0.5}, {2: 0.5}]) is None and over_seeds([{}, {}]) is None
-        line = over_seeds([{1: 1.0, 2: 2.0}, {}, {2: 4.0, 3: 1.0}])
+        assert combine_seeds([{1: 0.5}, {2: 0.5}]) is None and combine_seeds([{}, {}]) is None
+        line = combine_seeds([{1: 1.0, 2: 2.0}, {}, {2: 4.0, 3: 1.0}])
         assert line == Line([2], [3.0], [2.0], [4.0], 2)
 
     def test_the_page_of_a_long_run_is_small(self, working_folder: Path) -> None:

@@ -4,6 +4,7 @@ import csv
 import functools
 import io
 import json
+import os
 import re
 import shutil
 import statistics
@@ -777,6 +778,11 @@ class TestFormats:
         assert Path(f"table{suffix}").read_bytes().decode().replace("\r\n", "\n") == text.replace("\r\n", "\n")
         invoke_ok("sweep.yaml", "-o", "table.dat", "--format", format)
         assert Path("table.dat").read_bytes() == Path(f"table{suffix}").read_bytes()
+
+    def test_an_output_file_names_runs_whose_folders_are_not_utf_8(self, write_run: WriteRun) -> None:
+        write_run("runs/a", RISING, rounds=9).rename(os.fsdecode(b"runs/a\xff"))
+        invoke_ok("runs", "-o", "new/table.md")
+        assert "runs/a? (5 of 9 rounds)" in Path("new/table.md").read_text()
 
     def test_text_columns_are_aligned(self, write_run: WriteRun) -> None:
         write_all_runs(write_run)
