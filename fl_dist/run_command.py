@@ -46,7 +46,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         log_error(e)
         if is_rank0(rank_info):
             # There is no log yet that could hold the traceback.
-            shows_traceback = arguments.traceback or (needs_traceback(e) and not isinstance(e, ValueError | OSError))
+            shows_traceback = arguments.traceback or needs_traceback(e)
             terminal.print_error(error_line(e), e if shows_traceback else None)
         return EXIT_BAD_CONFIG
     return _run(config, folder, rank_info, arguments.traceback)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from fl_dist.algorithms.chain_checks import check_chain
-from fl_dist.algorithms.hook_checks import AttributeMonitor, TransientOwners, apply_hook, check_upload, describe_hook
+from fl_dist.algorithms.hook_checks import AttributeMonitor, ReadOnlyVector, VariableOwners, check_upload, describe_hook
 from fl_dist.algorithms.hook_types import Batch, Forward, ModelOutput, Oracle, Round, Vars
 from fl_dist.algorithms.part import Part, has_hook, part_name
 from fl_dist.common.hook_contract import (
@@ -37,7 +37,8 @@ class Algorithm:
             [p for p in chain if has_hook(p, hook)]
             for hook in ("direction", "penalty", "inputs", "upload", "aggregate")
         )
-        self._view, self._attributes = TransientOwners(self.client).view, AttributeMonitor(chain)
+        self._client_view, self._server_view = (VariableOwners(chain, kind).view for kind in ("client", "server"))
+        self._read_only, self._attributes = ReadOnlyVector(), AttributeMonitor(chain)
 
     def server_init(self, x: Tensor) -> Vars:
         s = Vars(x=x.clone())
@@ -48,7 +49,7 @@ class Algorithm:
     def publish(self, s: Vars, r: Round) -> Vars:
         x = s.x
         for part in self.parts:
-            x = require_vector_like(describe_hook(part, "publish"), part.publish(x, s, r), s.x)
+            x = self._read_only.call_for_vector(part, "publish", x, self._server_view(s, part), r)
         return Vars(x=x, **{name: getattr(s, name) for name in self.published})
 
     def client_init(self, s: Vars, r: Round) -> Vars:
@@ -59,7 +60,7 @@ class Algorithm:
 
     def begin(self, s: Vars, i: Vars, r: Round, full: Callable[[], Tensor]) -> None:
         for part in self.parts:
-            part.begin(s, self._view(i, part), r, full)
+            part.begin(s, self._client_view(i, part), r, full)
 
     @property
     def changes_inputs(self) -> bool:
@@ -69,26 +70,26 @@ class Algorithm:
     def inputs(self, x: Rows, i: Vars) -> Rows:
         for part in self._inputs:
             assert isinstance(x, Tensor)  # checked with the data
-            x = part.inputs(x, self._view(i, part))
+            x = part.inputs(x, self._client_view(i, part))
         return x
 
     def penalize(self, loss: Tensor, output: ModelOutput, batch: Batch, s: Vars, i: Vars, forward: Forward) -> Tensor:
         for part in self._penalties:
-            penalty = part.penalty(output, batch, s, self._view(i, part), forward)
+            penalty = part.penalty(output, batch, s, self._client_view(i, part), forward)
             loss = loss + require_number(describe_hook(part, "penalty"), penalty)
         return loss
 
     def oracle(self, grad: Oracle, s: Vars, i: Vars, r: Round, checked: bool = False) -> Oracle:
         """The direction of the whole chain as a function of the weights; `checked`: whether parts keep the contract."""
         for part in self._directions:
-            grad = _nest(part, grad, s, self._view(i, part) if checked else i, r, checked)
+            grad = _nest(part, grad, s, self._client_view(i, part) if checked else i, r, checked)
         return grad
 
     def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, tuple[Tensor, float]]:
         """What is uploaded in addition to the update: tensors with factors."""
         uploads: dict[str, tuple[Tensor, float]] = {}
         for part in self.parts:
-            returned = part.finish(delta, s, self._view(i, part), r)
+            returned = self._read_only.call(part, "finish", delta, s, self._client_view(i, part), r)
             values = require_names(describe_hook(part, "finish"), returned, part.uploads)
             uploads |= {name: check_upload(part, name, value, delta) for name, value in values.items()}
         return uploads
@@ -100,7 +101,7 @@ class Algorithm:
         """
         others, sent = self.finish(delta, s, i, r), delta
         for part in self._uploads:
-            sent = apply_hook(part, "upload", sent, s, self._view(i, part), r)
+            sent = self._read_only.call_for_vector(part, "upload", sent, s, self._client_view(i, part), r)
         self._attributes.warn_once()
         if sent is not delta:
             others = {name: (sent if t is delta else t, factor) for name, (t, factor) in others.items()}
@@ -117,7 +118,7 @@ class Algorithm:
     def aggregate(self, delta: Tensor, updates: Tensor | None, s: Vars, r: Round) -> Tensor:
         """What the server uses as the clients' update: their mean, unless a part has another rule."""
         for part in self._aggregates:
-            delta = apply_hook(part, "aggregate", delta, updates, s, r)
+            delta = self._read_only.call_for_vector(part, "aggregate", delta, updates, self._server_view(s, part), r)
         return delta
 
     def persistent(self, i: Vars, template: Mapping[str, TensorKind]) -> Vars:
@@ -131,14 +132,14 @@ class Algorithm:
     def update(self, delta: Tensor, s: Vars, mean: Vars, r: Round) -> dict[str, float]:
         """One server step, in place on `s`; the numbers that the parts report."""
         for part in self.parts:
-            delta = apply_hook(part, "update", delta, s, mean, r)
+            delta = self._read_only.call_for_vector(part, "update", delta, self._server_view(s, part), mean, r)
         s.x.add_(delta)
         for part in self.parts:
-            part.after_update(s, r)
+            part.after_update(self._server_view(s, part), r)
         reports: dict[str, float] = {}
         for part in self.parts:
             who = describe_hook(part, "report")
-            values = require_names(who, part.report(s, mean, r), part.reports)
+            values = require_names(who, part.report(self._server_view(s, part), mean, r), part.reports)
             reports |= {name: float(require_number(who, value)) for name, value in values.items()}
         for name in vars(s).keys() - set(self.server):  # a checkpoint would not hold it
             delattr(s, name)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,13 +19,36 @@ def describe_hook(part: Part, hook: str) -> str:
     return f"part {part_name(part)}: {hook}"
 
 
-def apply_hook(part: Part, hook: str, delta: Tensor, *arguments: Any) -> Tensor:
-    """What the hook makes of the vector `delta`, which it must not modify."""
-    version, who = delta._version, describe_hook(part, hook)
-    result = require_vector_like(who, getattr(part, hook)(delta, *arguments), delta)
-    if delta._version != version:
-        raise HookContractError(f"{who} modified `delta` in place; compute a new tensor from it")
-    return result
+class ReadOnlyVector:
+    """Calls hooks that must not modify the vector that they get first.
+
+    torch counts changes; in a hook's first call a fingerprint also shows those past torch, through `.data` or numpy.
+    """
+
+    def __init__(self) -> None:
+        self._checked: set[tuple[Part, str]] = set()
+
+    def call(self, part: Part, hook: str, vector: Tensor, *arguments: Any) -> Any:
+        """What the hook returns."""
+        version, is_first = vector._version, (part, hook) not in self._checked
+        before = _fingerprint(vector) if is_first else ""
+        returned = getattr(part, hook)(vector, *arguments)
+        if vector._version != version or (is_first and _fingerprint(vector) != before):
+            name = "x" if hook == "publish" else "delta"
+            raise HookContractError(
+                f"{describe_hook(part, hook)} modified `{name}` in place; compute a new tensor from it"
+            )
+        self._checked.add((part, hook))
+        return returned
+
+    def call_for_vector(self, part: Part, hook: str, vector: Tensor, *arguments: Any) -> Tensor:
+        """What the hook returns, which has to be a vector like the one that it gets."""
+        return require_vector_like(describe_hook(part, hook), self.call(part, hook, vector, *arguments), vector)
+
+
+def _fingerprint(vector: Tensor) -> str:
+    """Of the values, without a copy of them; they need not be finite."""
+    return str([vector.sum(dtype=torch.float64).item(), torch.linalg.vector_norm(vector).item()])
 
 
 def check_upload(part: Part, name: str, value: Any, delta: Tensor) -> tuple[Tensor, float]:
@@ -40,40 +63,40 @@ def check_upload(part: Part, name: str, value: Any, delta: Tensor) -> tuple[Tens
 
 
 class _ObservedVars(Vars):
-    """The same variables as `i`; `observe` is called with each name that is set."""
+    """The same variables; `observe` is called with each name that is set."""
 
     __slots__ = ("_observe",)
     _observe: Callable[[str], None]
 
-    def __init__(self, i: Vars, observe: Callable[[str], None]) -> None:
+    def __init__(self, variables: Vars, observe: Callable[[str], None]) -> None:
         object.__setattr__(self, "_observe", observe)
-        object.__setattr__(self, "__dict__", vars(i))
+        object.__setattr__(self, "__dict__", vars(variables))
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._observe(name)
         super().__setattr__(name, value)
 
 
-class TransientOwners:
-    """Which part sets which transient client variable: no two may set the same one."""
+class VariableOwners:
+    """Which part sets which variable of the server or of a client: no two may set the same one."""
 
-    def __init__(self, persistent: tuple[str, ...]) -> None:
-        """`persistent`: the variables that clients keep between their rounds."""
-        self._persistent = persistent
-        self._owners: dict[str, Part] = {}
+    def __init__(self, chain: tuple[Part, ...], kind: Literal["server", "client"]) -> None:
+        self._kind = kind
+        self._owners = {name: part for part in chain for name in getattr(part, kind)}
+        """Of the variables that parts declare, and of transient ones once they are set."""
 
-    def view(self, i: Vars, part: Part) -> Vars:
-        """`i` for a hook of this part."""
+    def view(self, variables: Vars, part: Part) -> Vars:
+        """The variables for a hook of this part."""
 
         def observe(name: str) -> None:
-            owner = part if name in self._persistent else self._owners.setdefault(name, part)
+            owner = self._owners.setdefault(name, part)
             if owner is not part:
                 raise HookContractError(
-                    f"parts {part_name(owner)} and {part_name(part)} both set the transient client variable {name!r};"
+                    f"parts {part_name(owner)} and {part_name(part)} both set the {self._kind} variable {name!r};"
                     " rename it in one of them"
                 )
 
-        return _ObservedVars(i, observe)
+        return _ObservedVars(variables, observe)
 
 
 class AttributeMonitor:

@@ -55,7 +55,7 @@ class Part:
         return {name: torch.zeros_like(s.x) for name in self.client}
 
     def publish(self, x: Tensor, s: Vars, r: Round) -> Tensor:
-        """On the server: the model that clients receive and start from."""
+        """On the server: the model that clients receive and start from. It must not modify `x`."""
         return x
 
     def begin(self, s: Vars, i: Vars, r: Round, full: Callable[[], Tensor]) -> None:
@@ -74,7 +74,8 @@ class Part:
         return grad(w)
 
     def finish(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> dict[str, Uploaded]:
-        """After the last local step: change `i`, return the uploads as a tensor or (tensor, factor)."""
+        """After the last local step: change `i`, return the uploads as a tensor or (tensor, factor). It must not
+        modify `delta`."""
         return {}
 
     def upload(self, delta: Tensor, s: Vars, i: Vars, r: Round) -> Tensor:

@@ -80,6 +80,22 @@ BAD_HOOKS = {
         "def update(self, delta, s, mean, r):\n        return delta.mul_(2)",
         "part userpart: update modified `delta` in place; compute a new tensor from it",
     ),
+    "update past torch": (
+        "def update(self, delta, s, mean, r):\n        delta.data.mul_(2)\n        return delta",
+        "part userpart: update modified `delta` in place; compute a new tensor from it",
+    ),
+    "update through numpy": (
+        "def update(self, delta, s, mean, r):\n        delta.numpy()[:] = 0\n        return delta",
+        "part userpart: update modified `delta` in place; compute a new tensor from it",
+    ),
+    "finish in place": (
+        "def finish(self, delta, s, i, r):\n        delta.mul_(2)\n        return {}",
+        "part userpart: finish modified `delta` in place; compute a new tensor from it",
+    ),
+    "publish in place": (
+        "def publish(self, x, s, r):\n        return x.add_(1)",
+        "part userpart: publish modified `x` in place; compute a new tensor from it",
+    ),
     "publish of a pair": (
         "def publish(self, x, s, r):\n        return x, x",
         f"part userpart: publish gave a tuple, not {VECTOR}",
@@ -213,9 +229,23 @@ def test_two_parts_cannot_set_the_same_transient_variable(
     (tmp_path / f"{name}.py").write_text(f"{PARTS}    {SETTERS[hook]}\n")
     chain = f"algorithm={{parts: [scaffold, {name}:UserPart]}}"
     line = run_error([chain, "clients.on_failure=drop", "local.momentum=0"], capsys)
-    assert (
-        "parts scaffold and userpart both set the transient client variable 'correction'; rename it in one of" in line
-    )
+    assert "parts scaffold and userpart both set the client variable 'correction'; rename it in one of" in line
+
+
+@pytest.mark.parametrize(
+    ("hook", "what"),
+    [
+        ("def finish(self, delta, s, i, r):\n        i.c_i = delta\n        return {}", "client variable 'c_i'"),
+        ("def update(self, delta, s, mean, r):\n        s.c = delta\n        return delta", "server variable 'c'"),
+        ("def after_update(self, s, r):\n        s.c = s.x", "server variable 'c'"),
+    ],
+)
+def test_a_part_cannot_set_the_variables_of_another(
+    hook: str, what: str, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / f"{name}.py").write_text(f"{PARTS}    {hook}\n")
+    line = run_error([f"algorithm={{parts: [scaffold, {name}:UserPart]}}", "local.momentum=0"], capsys)
+    assert f"parts scaffold and userpart both set the {what}; rename it in one of them" in line
 
 
 def test_a_part_may_read_the_variables_of_another_and_set_its_own(name: str, tmp_path: Path) -> None:
