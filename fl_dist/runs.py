@@ -92,6 +92,14 @@ def _preserve_process_state() -> Iterator[None]:
         os.environ.update(environment)
 
 
+@contextlib.contextmanager
+def _search_working_folder() -> Iterator[None]:
+    """Within it, the user's modules are found where the run was started, as a rule."""
+    with _preserve_process_state():
+        prepend_to_path(Path.cwd())
+        yield
+
+
 def load(path: str | Path) -> "Run":
     """The run in a folder, finished or not. It imports no code of the user's before it builds the model."""
     return Run(path)
@@ -193,7 +201,7 @@ class Run:
         interface = ModelInterface(
             tuple(facts["shape"]), facts["outputs"], facts["vocabulary"], facts.get("per_token", False)
         )
-        with torch.random.fork_rng(devices=[]):
+        with _search_working_folder():
             seed_global(torch_seed(config.seed, "model"), torch.device("cpu"))
             # The file of a finished run holds all weights: the other files need not exist any more.
             section = config.model | ({"init": None, "pretrained": None} if self.finished else {})
@@ -223,12 +231,13 @@ class Run:
     @cached_property
     def _validated(self) -> Config:
         """The configuration, after importing every `module:name` in it."""
-        prepend_to_path(Path.cwd())
-        return validate(read_recorded_config(self.path / CONFIG))
+        with _search_working_folder():
+            return validate(read_recorded_config(self.path / CONFIG))
 
     @cached_property
     def _data(self) -> Dataset:
-        return build_data(self._validated)
+        with _search_working_folder():
+            return build_data(self._validated)
 
     @property
     def _facts(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def doctor_command(arguments: argparse.Namespace) -> int:
     try:
         rank_info = find_rank()
         config, words = resolve_arguments(arguments.run_arguments)
-    except (ValueError, OSError) as e:
+    except (FlDistError, OSError) as e:
         terminal.print_error(e, e if arguments.traceback else None)
         return EXIT_BAD_CONFIG
     ranks = arguments.ranks or len(visible_gpus(config.topology.device)) or DEFAULT_RANKS

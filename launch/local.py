@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from fl_dist.common import terminal
-from fl_dist.common.errors import ConfigError
+from fl_dist.common.errors import ConfigError, FlDistError
 from fl_dist.common.formatting import shorten
 from fl_dist.common.terminal import parse_int_at_least
 from fl_dist.distributed.signals import EXIT_BAD_CONFIG, HANDLED_SIGNALS, end_with_parent
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config, command = resolve_arguments(arguments.run_arguments)
         folder = RunFolder(str(config.run.dir))
         folder.check_not_finished(config.rounds)
-    except (ValueError, OSError) as e:
+    except (FlDistError, OSError) as e:
         terminal.print_error(e, e if arguments.traceback else None)
         return EXIT_BAD_CONFIG
     if CHILD_LAUNCHER in os.environ:

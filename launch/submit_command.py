@@ -8,7 +8,7 @@ from pathlib import Path
 import submitit
 
 from fl_dist.common import terminal
-from fl_dist.common.errors import ConfigError
+from fl_dist.common.errors import ConfigError, FlDistError
 from fl_dist.common.formatting import pluralize
 from fl_dist.config.arguments import resolve_arguments
 from fl_dist.config.validation import validate_mapping
@@ -27,7 +27,7 @@ DOCTOR_HOURS = 0.25
 def submit_command(arguments: argparse.Namespace) -> int:
     try:
         return _submit(arguments)
-    except (ValueError, OSError) as e:
+    except (FlDistError, OSError) as e:
         terminal.print_error(e, e if arguments.traceback else None)
         return EXIT_BAD_CONFIG
 

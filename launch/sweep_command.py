@@ -10,7 +10,7 @@ import submitit
 from pydantic import Field
 
 from fl_dist.common import terminal
-from fl_dist.common.errors import ConfigError
+from fl_dist.common.errors import ConfigError, FlDistError
 from fl_dist.common.files import write_atomically
 from fl_dist.common.formatting import pluralize
 from fl_dist.common.yaml_reader import read_yaml
@@ -37,7 +37,7 @@ def sweep_command(arguments: argparse.Namespace) -> int:
         resources = validate_mapping(Resources, sweep.resources, f"resources of {arguments.sweep}")
         profile = cluster.read_profile(arguments.profile, arguments.profiles)
         return _execute(arguments, resources, runs, profile)
-    except (ValueError, OSError) as e:
+    except (FlDistError, OSError) as e:
         terminal.print_error(e, e if arguments.traceback else None)
         return EXIT_BAD_CONFIG
 

@@ -188,6 +188,16 @@ def test_a_run_restores_the_state_of_the_process(
     assert process_state() == before
 
 
+def test_a_loaded_run_restores_the_state_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: fl_dist.Run
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    before, run = process_state(), fl_dist.load(finished.path)
+    run.evaluate()
+    assert run.clients and run.task and process_state() == before
+
+
 def test_public_names_are_exported() -> None:
     assert fl_dist.Part is Part and fl_dist.Algorithm is Algorithm and fl_dist.Dataset is Dataset
     assert fl_dist.Task is Task and fl_dist.Diagnostic is Diagnostic and fl_dist.Run is Run
