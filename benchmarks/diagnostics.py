@@ -36,7 +36,7 @@ def main() -> None:
     loss_oracle = LossOracle(worker)
     w = experiment.initial.clone()
     v = torch.randn_like(w)
-    batches = list(worker.batches(torch.arange(arguments.rows)))
+    batches = list(worker.rows.batches(torch.arange(arguments.rows)))
     functions: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "loss": (lambda: loss_oracle.loss(w), lambda: plain_loss(experiment, batches)),
         "gradient": (lambda: loss_oracle.gradient(w), lambda: plain_gradient(experiment, batches)),

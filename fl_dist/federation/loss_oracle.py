@@ -52,7 +52,7 @@ class LossOracle:
         return [right / n if n else None for right, n in zip(correct, total, strict=True)]
 
     def count(self, rows: int = ALL_ROWS) -> int:
-        return len(self.worker.rows(rows))
+        return len(self.worker.rows.select(rows))
 
     @property
     def sizes(self) -> list[int]:
@@ -107,7 +107,7 @@ class LossOracle:
         experiment = self.experiment
         if not experiment.task.logits or not 0 < experiment.dataset.classes <= MAX_CLASSES:
             return False
-        rows = self.worker.rows(TEST_ROWS)[: experiment.config.evaluate.batch_size]
+        rows = self.worker.rows.select(TEST_ROWS)[: experiment.config.evaluate.batch_size]
         x, y = next(experiment.test.load([rows]))
         _, target = experiment.task.batch(normalise(x, experiment.dataset, experiment.test.dtype), y)
         return target.shape == y.shape and bool((target == y).all())

@@ -7,19 +7,15 @@ ranks.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from fl_dist.algorithms.core import Batch, unit_vector
-from fl_dist.common.randomness import generator
+from fl_dist.algorithms.core import unit_vector
 from fl_dist.common.vector_math import norm
-from fl_dist.data import normalise
-from fl_dist.diagnostics.base import ALL_ROWS, RECORDED_STEP_FRACTIONS, TEST_ROWS, FineTuning
+from fl_dist.diagnostics.base import RECORDED_STEP_FRACTIONS, FineTuning
 from fl_dist.distributed import fault_injection
 from fl_dist.distributed.process_group import ProcessGroup
-from fl_dist.federation.batch_loader import BatchLoader
 from fl_dist.federation.client_state import ClientStateStore
 from fl_dist.federation.commands import Action, Command, CommandChannel
 from fl_dist.federation.exact_sums import bits_table
@@ -27,6 +23,7 @@ from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.fine_tuning import ClientFineTuning, sample_clients
 from fl_dist.federation.fixed_point import FixedPoint, FixedPointSum, ScratchBuffers
 from fl_dist.federation.loss_derivatives import count_correct, derivatives, measure, sharpness
+from fl_dist.federation.measured_rows import MeasuredRows
 from fl_dist.federation.measurement_share import MeasurementShare
 from fl_dist.federation.trajectory_recorder import RecordedVectors
 
@@ -52,9 +49,9 @@ class OracleWorker:
         self.experiment, self.group, self.states = experiment, group, states
         self.model = experiment.eval_model
         self.channel, self.share = CommandChannel(group.collectives), MeasurementShare(experiment, group)
+        self.rows = MeasuredRows(experiment, self.share, group.failure_detector.progress)
         self.fetched: dict[str, Tensor] | None = None
         """On rank 0, the client's variables that were asked for last."""
-        self._subsets: dict[int, Tensor] = {}
         self._handlers: dict[Action, Callable[[Command], Tensor]] = {
             Action.LOSS: self._loss,
             Action.GRADIENT: lambda command: self._sum(self._derivatives(command)),
@@ -75,7 +72,7 @@ class OracleWorker:
         size, device = self.model.size, self.experiment.device
         self.points = torch.zeros(2, size, dtype=self.model.vector.dtype, device=device)
         self.words = torch.zeros(2 * size + 2, dtype=torch.int64, device=device)
-        headroom = math.ceil(math.log2(len(self.all_rows) + len(cohort) + 1))
+        headroom = math.ceil(math.log2(len(self.rows.all) + len(cohort) + 1))
         format_ = FixedPoint(MAX_ENTRY, 2.0 ** (62 - 30 - headroom), 2.0 ** (62 - headroom), 2)
         self.total = FixedPointSum(self.words[:-2].view(2, size), format_, ScratchBuffers(size, device))
         self.cohort, self._recorded = cohort, recorded
@@ -108,54 +105,17 @@ class OracleWorker:
         self.group.collectives.reduce(words)
         return words
 
-    def rows(self, selection: int) -> Tensor:
-        """Row numbers: of the test set, of one client, of all clients or so many of them."""
-        if selection == TEST_ROWS:
-            return torch.arange(len(self.experiment.dataset.y_test))
-        if selection < TEST_ROWS:
-            return self.experiment.client_data.rows[TEST_ROWS - 1 - selection]
-        if selection == ALL_ROWS or selection >= len(self.all_rows):
-            return self.all_rows
-        if selection not in self._subsets:
-            rng = generator(self.experiment.config.seed, "diagnostics rows")
-            drawn = rng.choice(len(self.all_rows), selection, replace=False)
-            self._subsets[selection] = self.all_rows[torch.from_numpy(drawn).sort().values]
-        return self._subsets[selection]
-
-    @cached_property
-    def all_rows(self) -> Tensor:
-        return torch.cat(self.experiment.client_data.rows)
-
-    def batches(self, rows: Tensor) -> Iterator[Batch]:
-        """Training rows that this rank holds, in pieces of `evaluate.batch_size`."""
-        return self._load(rows.split(self._batch_size), self.experiment.client_data.data)
-
-    def _own_batches(self, selection: int) -> Iterator[Batch]:
-        """This rank's share of the rows, in pieces of the same size."""
-        rows = self.rows(selection)
-        if selection == TEST_ROWS:
-            return self._load(rows.split(self._batch_size)[self.share.test_pieces], self.experiment.test)
-        return self._load(self.share.training_pieces(rows, self._batch_size), self.experiment.client_data.data)
-
-    def _load(self, pieces: Sequence[Tensor], loader: BatchLoader) -> Iterator[Batch]:
-        experiment = self.experiment
-        for x, y in loader.load(pieces):
-            self.group.failure_detector.progress()
-            yield experiment.task.batch(normalise(x, experiment.dataset, loader.dtype, loader.image_format), y)
-
-    @property
-    def _batch_size(self) -> int:
-        return self.experiment.config.evaluate.batch_size
-
     def _loss(self, command: Command) -> Tensor:
-        return measure(self.model, self.experiment.task, self._own_batches(command.rows)).table(["loss"])[0]
+        return measure(self.model, self.experiment.task, self.rows.own_batches(command.rows)).table(["loss"])[0]
 
     def _derivatives(self, command: Command, vector: Tensor | None = None) -> Iterator[tuple[Tensor, int]]:
-        return derivatives(self.model, self.experiment.task, self._own_batches(command.rows), vector)
+        return derivatives(self.model, self.experiment.task, self.rows.own_batches(command.rows), vector)
 
     def _class_accuracy(self, command: Command) -> Tensor:
         experiment = self.experiment
-        return count_correct(self.model, experiment.task, self._own_batches(command.rows), experiment.dataset.classes)
+        return count_correct(
+            self.model, experiment.task, self.rows.own_batches(command.rows), experiment.dataset.classes
+        )
 
     def _client_metrics(self, command: Command) -> Tensor:
         """Of all clients on their training rows, or of those that hold rows out on these."""
@@ -185,7 +145,7 @@ class OracleWorker:
 
     def _client_metric(self, rows: Tensor) -> float:
         task = self.experiment.task
-        means = measure(self.model, task, self.batches(rows)).means()
+        means = measure(self.model, task, self.rows.batches(rows)).means()
         return task.metrics(means)[task.primary_metric.name]
 
     def _sum_local(self, command: Command, clients: Iterable[int]) -> Tensor:
@@ -207,7 +167,7 @@ class OracleWorker:
     def _local_sharpness(self, command: Command) -> Tensor:
         def of_client(client: int) -> float:
             rows, end = self.experiment.client_data.rows[client], self._recorded[client]["end"].to(self.points.device)
-            return sharpness(self.model, self.experiment.task, lambda: self.batches(rows), end, command.rho)
+            return sharpness(self.model, self.experiment.task, lambda: self.rows.batches(rows), end, command.rho)
 
         return self._per_client(of_client)
 

@@ -390,7 +390,7 @@ class TestKnownAnswers:
     def test_the_oracle_is_exact_on_all_and_on_some_rows(self, loss_oracle: tuple[LossOracle, Tensor, Tensor]) -> None:
         oracle, x, y = loss_oracle
         experiment = oracle.experiment
-        rows = oracle.worker.rows(11)
+        rows = oracle.worker.rows.select(11)
         assert len(rows) == len(set(rows.tolist())) == 11
         for chosen, row_count in ((torch.arange(40), 0), (rows, 11)):
             design = torch.cat([x[chosen], torch.ones(len(chosen), 1)], 1).double()
