@@ -6,12 +6,12 @@ the job is over says why and leaves, whatever its main thread waits for.
 """
 
 import contextlib
-import itertools
 import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import NoReturn
 
 from fl_dist.common.errors import FlDistError
@@ -21,10 +21,14 @@ from fl_dist.distributed.failures import Failure
 from fl_dist.distributed.heartbeats import (
     FINAL_HEARTBEAT,
     HEARTBEAT_INTERVAL_SECONDS,
+    HeartbeatContent,
     HeartbeatMonitor,
+    Heartbeats,
     SuspensionClock,
+    parse_heartbeat,
 )
 from fl_dist.distributed.key_value_store import KeyValueStore
+from fl_dist.distributed.main_thread import MainThreadState
 from fl_dist.distributed.rank_exit import call_before_exit, exit_rank
 from fl_dist.distributed.signals import EXIT_REQUEUE, StopRequest
 
@@ -42,9 +46,10 @@ class FailureDetector:
     def __init__(self, store: KeyValueStore, rank: int, size: int, timeout: float, stop: StopRequest) -> None:
         """`timeout`: seconds without progress after which a rank is stuck."""
         self.store, self.rank, self.size, self.timeout, self._stop = store, rank, size, timeout, stop
-        # Set by the main thread, each in a single write, and read by the other threads: no lock. (After a suspension
-        # the heartbeat thread sets the last progress, to the present time as the main thread would.)
-        self._activity, self._last_progress, self._waiting_since = "", 0.0, 0.0
+        self._main_thread, self._heartbeats = MainThreadState(), Heartbeats(store, rank)
+        self._others = list(range(1, size)) if rank == 0 else [0]
+        """The ranks that this one watches."""
+        # Set by the main thread, each in a single write, and read by the other threads: no lock.
         self._connecting_timeout: float | None = None
         self._connection_error = ""
         self._watches_ranks = self._is_disarmed = False
@@ -56,7 +61,7 @@ class FailureDetector:
         """Why the job ends, as this rank knows it."""
         self._leaving = threading.Lock()
         """Held by the thread that ends this process."""
-        self._stopped, self._heartbeat_numbers, self._sending = threading.Event(), itertools.count(1), threading.Lock()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._store_watcher = threading.Thread(target=self._watch_store, daemon=True)
         self._exit_functions = contextlib.ExitStack()
@@ -83,37 +88,25 @@ class FailureDetector:
         self._exit_functions.close()
         if self.rank == 0:
             with contextlib.suppress(RuntimeError):
-                self._wait_for_final_heartbeats(DIAGNOSIS_TIMEOUT_SECONDS)
+                self._wait_for_others(DIAGNOSIS_TIMEOUT_SECONDS)
 
     def begin_round(self, index: int, assignment: dict[int, int]) -> None:
         """Which rank trains which clients, for the message about a lost rank."""
         self._round = index + 1, assignment
 
-    @contextlib.contextmanager
-    def activity(self, name: str) -> Iterator[None]:
+    def activity(self, name: str) -> AbstractContextManager[None]:
         """Within it the main thread has to make progress."""
-        outer = self._activity
-        self._last_progress = time.monotonic()  # first: the thread may look in between
-        self._activity = name
-        try:
-            yield
-        finally:
-            self._last_progress = time.monotonic()
-            self._activity = outer
+        return self._main_thread.activity(name)
 
     def progress(self) -> None:
         """The main thread makes progress."""
-        self._last_progress = time.monotonic()
+        self._main_thread.progress()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Within it the main thread waits for other ranks."""
-        self._waiting_since = time.monotonic()
-        try:
-            with self._broken_connections():
-                yield
-        finally:
-            self._waiting_since = 0.0
+        with self._main_thread.waiting(), self._broken_connections():
+            yield
 
     @contextlib.contextmanager
     def connecting(self, seconds: float) -> Iterator[None]:
@@ -159,10 +152,10 @@ class FailureDetector:
                 self._check(monitor)
                 self._last_answer = time.monotonic()
                 if self._stopped.wait(HEARTBEAT_INTERVAL_SECONDS):
-                    self.send_heartbeat()
+                    self._heartbeats.send_final()
                     return
                 if clock.was_suspended():  # not stuck
-                    self._last_progress = time.monotonic()
+                    self._main_thread.progress()
         except RuntimeError:  # the store is gone with rank 0
             self._end(self._loss_of([0]))
 
@@ -178,17 +171,17 @@ class FailureDetector:
         seconds, key = self.timeout, "comm.timeout"
         if self._connecting_timeout is not None:
             seconds, key = self._connecting_timeout, "comm.rendezvous_timeout"
-        if self._activity and time.monotonic() - self._last_progress > seconds:
-            reason = f"no progress for {seconds:g} s ({key}) in {self._activity}"
+        if self._main_thread.seconds_without_progress() > seconds:
+            reason = f"no progress for {seconds:g} s ({key}) in {self._main_thread.current_activity}"
             return self._publish(Failure(f"{self._describe_rank(self.rank)} is stuck: {reason}"))
         failure = self._watch_others(monitor) if self._watches_ranks else None
         return None if failure is None else self._publish(failure)
 
     def _watch_others(self, monitor: HeartbeatMonitor) -> Failure | None:
         """Rank 0 watches all ranks, and decides why a connection has broken; the others watch rank 0."""
-        heartbeats = self._heartbeats(list(range(1, self.size)) if self.rank == 0 else [0])
-        present = [text.split() for text in heartbeats.values() if text != FINAL_HEARTBEAT]
-        if self._connection_error or any(is_broken == "1" for _, _, is_broken in present):
+        heartbeats = self._heartbeats.read(self._others)
+        present = [parse_heartbeat(text) for text in heartbeats.values() if text != FINAL_HEARTBEAT]
+        if self._connection_error or any(content.has_broken_connection for content in present):
             self._broken_since = self._broken_since or time.monotonic()
         seconds = DIAGNOSIS_TIMEOUT_SECONDS if self._broken_since else HEARTBEAT_TIMEOUT_SECONDS
         if silent := monitor.find_silent(heartbeats, seconds):
@@ -197,24 +190,13 @@ class FailureDetector:
             return None
         if self._broken_since and time.monotonic() - self._broken_since > seconds + 2 * HEARTBEAT_INTERVAL_SECONDS:
             return Failure(f"the connection between the ranks broke: {self.store.get('connection error')}")
-        waits = [float(seconds_waiting) for _, seconds_waiting, _ in present]
-        if waits and min([*waits, self._seconds_waiting()]) > self.timeout:
+        waits = [content.seconds_waiting for content in present]
+        if waits and min([*waits, self._main_thread.seconds_waiting()]) > self.timeout:
             return Failure(f"all ranks have been waiting for each other for {min(waits):.0f} s: the network hangs")
         return None
 
     def send_heartbeat(self) -> None:
-        with self._sending:
-            self.store.set(f"heartbeat/{self.rank}", self._heartbeat())
-
-    def _heartbeat(self) -> str:
-        """A number that changes, how long the main thread has been waiting, and whether its connection has broken."""
-        if self._stopped.is_set():
-            return FINAL_HEARTBEAT
-        return f"{next(self._heartbeat_numbers)} {self._seconds_waiting():.1f} {bool(self._connection_error):d}"
-
-    def _seconds_waiting(self) -> float:
-        since = self._waiting_since
-        return time.monotonic() - since if since else 0.0
+        self._heartbeats.send(HeartbeatContent(self._main_thread.seconds_waiting(), bool(self._connection_error)))
 
     # The thread that watches the store.
 
@@ -256,15 +238,12 @@ class FailureDetector:
         """Rank 0 has printed why the job ends and needs to stay until the others know; they wait for that line, because
         a launcher may kill rank 0 when the first rank has left."""
         self._stopped.set()
-        self.send_heartbeat()
-        self._wait_for_final_heartbeats(seconds)
+        self._heartbeats.send_final()
+        self._wait_for_others(seconds)
 
-    def _wait_for_final_heartbeats(self, seconds: float) -> None:
-        deadline, lost = time.monotonic() + seconds, self.failure.ranks if self.failure else ()
-        awaited = [rank for rank in (range(1, self.size) if self.rank == 0 else [0]) if rank not in lost]
-        keys = [f"heartbeat/{rank}" for rank in awaited]
-        while any(self.store.get(key) not in (None, FINAL_HEARTBEAT) for key in keys) and time.monotonic() < deadline:
-            time.sleep(0.02)
+    def _wait_for_others(self, seconds: float) -> None:
+        lost = self.failure.ranks if self.failure else ()
+        self._heartbeats.wait_for_final([rank for rank in self._others if rank not in lost], seconds)
 
     def _read_failure(self) -> Failure | None:
         text = self.store.get("failure")
@@ -273,9 +252,6 @@ class FailureDetector:
     def _publish(self, failure: Failure) -> Failure:
         """The failure that was reported first."""
         return Failure(*json.loads(self.store.compare_set("failure", json.dumps(failure))))
-
-    def _heartbeats(self, ranks: list[int]) -> dict[int, str]:
-        return dict(zip(ranks, self.store.get_all([f"heartbeat/{r}" for r in ranks]), strict=True))
 
     def _loss_of(self, ranks: list[int]) -> Failure:
         names = " and ".join(map(self._describe_rank, ranks)) if ranks != [0] else f"{self._server}, the server,"

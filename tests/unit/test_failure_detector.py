@@ -248,10 +248,10 @@ def test_an_activity_ends_with_its_context_and_leaves_the_outer_one() -> None:
     detector = FailureDetector(KeyValueStore(dist.HashStore()), 0, 1, 1e6, StopRequest(0.0))
     with contextlib.suppress(KeyError), detector.activity("outer"):
         with detector.activity("inner"):
-            assert detector._activity == "inner"
-        assert detector._activity == "outer"
+            assert detector._main_thread.current_activity == "inner"
+        assert detector._main_thread.current_activity == "outer"
         raise KeyError
-    assert (detector._activity, detector.failure_message) == ("", "")
+    assert (detector._main_thread.current_activity, detector.failure_message) == ("", "")
 
 
 def test_silence_is_counted_from_the_last_change() -> None:
