@@ -18,8 +18,8 @@ import numpy as np
 
 from benchmarks.common import table_header, table_row
 from fl_dist.algorithms import algorithms
+from fl_dist.algorithms.cost_tables import DryRun
 from fl_dist.algorithms.memory_needs import count_sums
-from fl_dist.algorithms.tables import DryRun
 from fl_dist.federation.scheduling import assign_clients
 
 FLOAT32_BYTES, INT64_BYTES = 4, 8

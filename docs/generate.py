@@ -18,8 +18,7 @@ from fl_dist.__main__ import COMMANDS, usage
 from fl_dist.algorithms import algorithms, papers
 from fl_dist.algorithms.__main__ import main as show_algorithms
 from fl_dist.algorithms.core import parts
-from fl_dist.algorithms.paper_costs import PAPER_COSTS
-from fl_dist.algorithms.tables import (
+from fl_dist.algorithms.cost_tables import (
     PAPER_LEGEND,
     REPORT_COLUMNS,
     UPLOAD_COLUMNS,
@@ -27,6 +26,7 @@ from fl_dist.algorithms.tables import (
     report_rows,
     upload_rows,
 )
+from fl_dist.algorithms.paper_costs import PAPER_COSTS
 from fl_dist.callbacks import callbacks
 from fl_dist.common.registry import Registry
 from fl_dist.config.builder_sections import BUILDER_SECTIONS, COMMON_KEYS, CallbackKeys, DiagnosticKeys

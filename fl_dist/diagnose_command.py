@@ -11,7 +11,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fl_dist.common.errors import ConfigError, user_code_cause
+from fl_dist.common.errors import ConfigError, FlDistError, user_code_cause
 from fl_dist.common.files import append_lines
 from fl_dist.common.formatting import suggest
 from fl_dist.common.imports import is_import_path, prepend_to_path
@@ -68,8 +68,8 @@ def diagnose_command(arguments: argparse.Namespace) -> int:
 
 def _shows_traceback(error: Exception) -> bool:
     """There is no log that could hold it."""
-    is_from_library = isinstance(error, ValueError | OSError) and user_code_cause(error) is None
-    return needs_traceback(error) and not is_from_library
+    is_clear = isinstance(error, FlDistError | OSError) and user_code_cause(error) is None
+    return needs_traceback(error) and not is_clear
 
 
 def _split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:

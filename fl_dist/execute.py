@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 def execute(config: Config, folder: RunFolder, rank_info: RankInfo | None, stop: StopRequest) -> bool:
-    """Run the remaining rounds. False if a signal ended it before the last; other ranks are told of a failure."""
+    """Run the remaining rounds. False if a signal ended it before the last; other ranks learn of a failure."""
     group: ProcessGroup | None = None
     log_file: Path | None = None
     with contextlib.ExitStack() as logs:

@@ -6,7 +6,7 @@ import torch
 
 from fl_dist.callbacks.base import build_callbacks
 from fl_dist.common import terminal
-from fl_dist.common.errors import error_location
+from fl_dist.common.errors import FlDistError, error_location
 from fl_dist.common.yaml_reader import to_yaml
 from fl_dist.config import Config
 from fl_dist.config.arguments import resolve_arguments
@@ -45,8 +45,9 @@ def run_command(arguments: argparse.Namespace) -> int:
     except Exception as e:
         log_error(e)
         if is_rank0(rank_info):
-            # There is no log yet that could hold the traceback.
-            shows_traceback = arguments.traceback or needs_traceback(e)
+            # There is no log yet that could hold the traceback of an unforeseen error.
+            is_unforeseen = needs_traceback(e) and not isinstance(e, FlDistError | OSError)
+            shows_traceback = arguments.traceback or is_unforeseen
             terminal.print_error(error_line(e), e if shows_traceback else None)
         return EXIT_BAD_CONFIG
     return _run(config, folder, rank_info, arguments.traceback)

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--{option} goes with --memory")
     if arguments.paper and arguments.memory:
         parser.error("--paper does not go with --memory")
-    from fl_dist.algorithms.tables import table_lines  # takes seconds
+    from fl_dist.algorithms.cost_tables import table_lines  # takes seconds
 
     try:
         print("\n".join(table_lines(arguments)))

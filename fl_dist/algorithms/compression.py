@@ -11,7 +11,7 @@ quantise: Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quanti
 
 QSGD scales by the norm of v, which leaves most levels unused. Its mean over u is v, so it has no error feedback: with
 few bits its error is larger than v, and what was not sent would grow without end. n counts parameters, not gaps of
-the vector.
+the vector. Clients' messages are simulated: their bytes are counted, and ranks still send sums of whole vectors.
 """
 
 import math

@@ -23,8 +23,8 @@ from fl_dist.algorithms.core import (
     Uploaded,
     Vars,
     ascend,
-    entry,
     parts,
+    register_algorithm,
     unit_vector,
 )
 from fl_dist.algorithms.fedsam import Rho
@@ -93,7 +93,7 @@ class Interpolate(Part):
         return {"share": s.share, "distance": mean.distance}
 
 
-@entry("Lee, Yoon 2024")
+@register_algorithm(paper="Lee, Yoon 2024")
 def fedgf(
     *, rho: Rho = 0.1, rho_global: Rho = 0.1, threshold: Threshold = 0.2, window: Window = 30, share: Share = None
 ) -> Algorithm:

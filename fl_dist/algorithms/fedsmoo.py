@@ -11,7 +11,18 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Upload, Uploaded, Vars, entry, parts, unit_vector
+from fl_dist.algorithms.core import (
+    Algorithm,
+    Oracle,
+    Part,
+    Round,
+    Upload,
+    Uploaded,
+    Vars,
+    parts,
+    register_algorithm,
+    unit_vector,
+)
 from fl_dist.algorithms.feddyn import Dual, DualWeight
 from fl_dist.algorithms.fedsam import Rho
 
@@ -43,7 +54,7 @@ class CorrectedSam(Part):
         return delta
 
 
-@entry("Sun et al. 2023a")
+@register_algorithm(paper="Sun et al. 2023a")
 def fedsmoo(*, rho: Rho = 0.1, dual: DualWeight = 0.1) -> Algorithm:
     """The values of FedLESAM's experiments."""
     return Algorithm(CorrectedSam(rho=rho), Dual(weight=dual))

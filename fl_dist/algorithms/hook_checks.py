@@ -10,6 +10,7 @@ from torch import Tensor
 from fl_dist.algorithms.hook_types import Vars
 from fl_dist.algorithms.part import Part, part_name
 from fl_dist.common.hook_contract import HookContractError, require_number, require_vector_like
+from fl_dist.common.vector_math import CHUNK_SIZES
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +27,12 @@ class ReadOnlyVector:
     """
 
     def __init__(self) -> None:
-        self._checked: set[tuple[Part, str]] = set()
+        self._checked: set[tuple[int, str]] = set()
+        """Ids of parts: those of users may not be hashable."""
 
     def call(self, part: Part, hook: str, vector: Tensor, *arguments: Any) -> Any:
         """What the hook returns."""
-        version, is_first = vector._version, (part, hook) not in self._checked
+        version, is_first = vector._version, (id(part), hook) not in self._checked
         before = _fingerprint(vector) if is_first else ""
         returned = getattr(part, hook)(vector, *arguments)
         if vector._version != version or (is_first and _fingerprint(vector) != before):
@@ -38,7 +40,7 @@ class ReadOnlyVector:
             raise HookContractError(
                 f"{describe_hook(part, hook)} modified `{name}` in place; compute a new tensor from it"
             )
-        self._checked.add((part, hook))
+        self._checked.add((id(part), hook))
         return returned
 
     def call_for_vector(self, part: Part, hook: str, vector: Tensor, *arguments: Any) -> Tensor:
@@ -47,8 +49,11 @@ class ReadOnlyVector:
 
 
 def _fingerprint(vector: Tensor) -> str:
-    """Of the values, without a copy of them; they need not be finite."""
-    return str([vector.sum(dtype=torch.float64).item(), torch.linalg.vector_norm(vector).item()])
+    """Of the values, without a float64 copy of a large vector; they need not be finite."""
+    total = 0.0
+    for chunk in vector.split(CHUNK_SIZES[vector.device.type]):
+        total += chunk.sum(dtype=torch.float64).item()
+    return str([total, torch.linalg.vector_norm(vector).item()])
 
 
 def check_upload(part: Part, name: str, value: Any, delta: Tensor) -> tuple[Tensor, float]:

@@ -12,7 +12,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.core import Algorithm, Number, Oracle, Part, Round, Upload, Uploaded, Vars, entry, parts
+from fl_dist.algorithms.core import (
+    Algorithm,
+    Number,
+    Oracle,
+    Part,
+    Round,
+    Upload,
+    Uploaded,
+    Vars,
+    parts,
+    register_algorithm,
+)
 
 Control = Annotated[
     Literal["option2", "gradients"],
@@ -62,6 +73,6 @@ class Scaffold(Part):
         return {"control_norm": torch.linalg.vector_norm(s.c)}
 
 
-@entry("Karimireddy et al. 2020")
+@register_algorithm(paper="Karimireddy et al. 2020")
 def scaffold(*, control: Control = "option2") -> Algorithm:
     return Algorithm(Scaffold(control=control))

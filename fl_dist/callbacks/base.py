@@ -67,7 +67,7 @@ class Callback:
         """Before the first round of this attempt, after `load_state_dict` if the run is resumed."""
 
     def on_round_end(self, record: RoundRecord, context: RunContext) -> None:
-        """After a round was evaluated, if it is to be; after an interruption, again for rounds that are run again."""
+        """After a round was evaluated, if it is to be. A resumed run begins with round `rounds_done`, once more."""
 
     def on_run_end(self, summary: Summary, context: RunContext) -> None:
         """After the last round of this attempt; `summary["finished"]` is False if the run was interrupted."""

@@ -88,7 +88,7 @@ class WandbMirror(Callback):
                 log.warning("the W&B mirror stopped, see %s; training continued", self._log)
 
     def close(self) -> None:
-        """After an error the process is told that rank 0 is gone, and nobody waits for it."""
+        """After an error the process learns that rank 0 is gone, and nobody waits for it."""
         if self._process is not None:
             _close_input(self._process)
 

@@ -17,6 +17,7 @@ MAX_DRAWS = 1000
 MIN_ALPHA = 1e-12  # so small that one entry outweighs all others: the limit alpha = 0
 GROUP_SIZE = 10  # clients that share one draw in the grouped variant
 MAX_GROUP_DRAWS, DRAW_BATCH = 100_000, 100  # 4 classes and alpha 0.1, a setting of FedGMT, take some thousand draws
+SCAN_BOUNDS = 4, 20  # one of the first draws of a batch is usually accepted
 CLIENT_BLOCK = 4096  # clients processed at a time, so that a hundred thousand take a second
 
 
@@ -151,11 +152,13 @@ def _draw_group(sizes: list[int], clients: int, alpha: float, rng: np.random.Gen
     """Rows per [client, class] in a group: the first draw that gives each client at least half of the mean."""
     mean = sum(sizes) / clients
     for _ in range(MAX_GROUP_DRAWS // DRAW_BATCH):
-        counts = _apportion_groups(sizes, mean, _sample_log_gammas(rng, alpha, (DRAW_BATCH, len(sizes), clients)))
-        accepted = np.flatnonzero(counts.sum(1).min(1) >= mean / 2)
-        if len(accepted):
-            group: np.ndarray = counts[accepted[0]].T
-            return group
+        logs = _sample_log_gammas(rng, alpha, (DRAW_BATCH, len(sizes), clients))
+        for draws in np.split(logs, SCAN_BOUNDS):
+            counts = _apportion_groups(sizes, mean, draws)
+            accepted = np.flatnonzero(counts.sum(1).min(1) >= mean / 2)
+            if len(accepted):
+                group: np.ndarray = counts[accepted[0]].T
+                return group
     raise DataError(
         f"partition grouped: in {MAX_GROUP_DRAWS} draws some client always had less than half of the mean size;"
         " raise partition.alpha or choose variant balanced"

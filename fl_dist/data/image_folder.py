@@ -21,7 +21,7 @@ from fl_dist.data.images import (
     subfolders,
     write_labelled_images,
 )
-from fl_dist.data.tables import draw_test_rows
+from fl_dist.data.splits import draw_test_rows
 
 DEFAULT_TEST_SHARE = 0.1
 Channels = Annotated[list[float], Field(min_length=3, max_length=3)]

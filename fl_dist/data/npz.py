@@ -177,6 +177,8 @@ def _check_targets(arrays: Arrays, name: str, rows: str) -> None:
         return
     if y.dtype.kind not in "iuf":
         raise DataError(f"{name} is {y.dtype}; it needs integers from 0 on, or numbers to predict")
+    if y.ndim == 0:
+        raise DataError(f"{name} is a single number; it needs one entry for each row of {rows}")
     _check_finite(y, name)
 
 

@@ -16,7 +16,7 @@ from fl_dist.data.arrow_columns import is_numeric, read_features, read_images
 from fl_dist.data.arrow_files import SUFFIXES, read_batches, read_schema
 from fl_dist.data.dataset import SPLITS, Dataset, add_channel_statistics, dataset_from_arrays, datasets
 from fl_dist.data.images import EncodedImage, decode_images, resize
-from fl_dist.data.tables import (
+from fl_dist.data.splits import (
     ClassNames,
     Column,
     TestRows,

@@ -72,10 +72,10 @@ def hold_out(parts: RowLists, share: float, rows: int, seed: int) -> tuple[RowLi
     sizes, indices = np.array([len(part) for part in parts]), np.concatenate(parts)
     bounds, owners = np.cumsum([0, *sizes]), np.repeat(np.arange(len(parts)), sizes)
     order = np.lexsort((generator(seed, "validation").random(len(indices)), owners))
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order)) - bounds[owners]
+    position = np.empty_like(order)
+    position[order] = np.arange(len(order)) - bounds[owners]
     is_drawn = np.zeros(rows, dtype=bool)
-    is_drawn[indices[place < (share * sizes + 0.5).astype(int)[owners]]] = True
+    is_drawn[indices[position < (share * sizes + 0.5).astype(int)[owners]]] = True
     is_held_out = is_drawn[indices]
     if not is_held_out.any():
         raise DataError(f"clients.validation={share:g} holds out no row: clients have at most {sizes.max()}")

@@ -9,7 +9,7 @@ from fl_dist.common.errors import DataError
 from fl_dist.common.paths import expand_path
 from fl_dist.data import shared_arrays
 from fl_dist.data.dataset import SPLITS, Dataset, dataset_from_arrays, datasets
-from fl_dist.data.tables import ClassNames, Column, TestRows, describe_files, find_splits
+from fl_dist.data.splits import ClassNames, Column, TestRows, describe_files, find_splits
 from fl_dist.data.text_files import SUFFIXES, Document
 from fl_dist.data.text_rows import TENSOR_NAMES, TextSettings, write_rows
 from fl_dist.data.tokenizer import load_tokenizer, tokenizer_files

@@ -9,7 +9,7 @@ import numpy as np
 
 from fl_dist.common.errors import DataError
 from fl_dist.data.shared_arrays import Allocate
-from fl_dist.data.tables import number_clients, number_labels, print_size, split_masks
+from fl_dist.data.splits import number_clients, number_labels, print_size, split_masks
 from fl_dist.data.text_files import Document, Table, fill_template, read_tables, template_columns
 from fl_dist.data.tokenizer import TextTokenizer
 from fl_dist.data.tokens import (

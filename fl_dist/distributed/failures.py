@@ -1,4 +1,4 @@
-"""Errors that end a run: in one line, in the log, as an exit code, and as all ranks are told."""
+"""Errors that end a run: in one line, in the log, as an exit code, and as the message to all ranks."""
 
 import errno
 import logging

@@ -55,10 +55,10 @@ def check_memory(reports: Sequence[Report], has_dedicated_server: bool) -> Check
     needed: dict[str, int] = defaultdict(int)
     available: dict[str, int] = {}
     for report in reports:
-        place = f"the GPU of {report.label}" if report.values["is_gpu"] else report.host
-        needed[place] += report.values["needed"]
-        available[place] = report.values["available"]
-    worst = max(needed, key=lambda place: needed[place] / available[place])
+        owner = f"the GPU of {report.label}" if report.values["is_gpu"] else report.host
+        needed[owner] += report.values["needed"]
+        available[owner] = report.values["available"]
+    worst = max(needed, key=lambda owner: needed[owner] / available[owner])
     each = [f"a worker needs {format_bytes(reports[-1].values['needed'])}"]
     each += [f"rank 0 {format_bytes(reports[0].values['needed'])}"] if has_dedicated_server else []
     summary = f"{', '.join(each)}; {format_bytes(needed[worst])} of {format_bytes(available[worst])} on {worst}"

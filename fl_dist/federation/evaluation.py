@@ -16,9 +16,9 @@ from fl_dist.distributed.bf16 import forward
 from fl_dist.distributed.devices import synchronizer
 from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation.batch_loader import BatchLoader
-from fl_dist.federation.exact_sums import ExactSums, bits_table, mean_of_words, read_bits_table
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.measurement_share import MeasurementShare, Where
+from fl_dist.federation.metric_sums import MetricSums, bits_table, mean_of_words, read_bits_table
 from fl_dist.tasks import Task
 
 
@@ -71,7 +71,7 @@ class Evaluator:
     def _measure_alone(self, x: Tensor, buffers: Tensor) -> dict[str, float]:
         return self.experiment.task.metrics(self._measure(x, buffers, slice(None)).means())
 
-    def _measure(self, x: Tensor, buffers: Tensor, pieces: slice) -> ExactSums:
+    def _measure(self, x: Tensor, buffers: Tensor, pieces: slice) -> MetricSums:
         """What the task measures on these pieces of the test rows."""
         experiment, model = self.experiment, self.experiment.eval_model
         model.bind(x)
@@ -81,7 +81,7 @@ class Evaluator:
         batches = experiment.test.sequential_batches(experiment.config.evaluate.batch_size, pieces)
         return self._measure_batches(experiment.test, batches)
 
-    def _measure_batches(self, rows: BatchLoader, batches: Iterable[Batch]) -> ExactSums:
+    def _measure_batches(self, rows: BatchLoader, batches: Iterable[Batch]) -> MetricSums:
         experiment = self.experiment
         module, precision = experiment.eval_model.module, experiment.config.local.precision
         return _sum_batches(module, experiment.task, experiment.dataset, rows, batches, precision, self._progress)
@@ -159,8 +159,8 @@ def _sum_batches(
     batches: Iterable[Batch],
     precision: str,
     progress: Callable[[], None] = lambda: None,
-) -> ExactSums:
-    sums = ExactSums(rows.device)
+) -> MetricSums:
+    sums = MetricSums(rows.device)
     for x, y in batches:
         progress()
         inputs, targets = task.batch(normalise(x, data, rows.dtype, rows.image_format), y)

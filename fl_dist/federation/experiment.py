@@ -99,7 +99,7 @@ class Experiment:
         return module
 
     def _build_eval_model(self) -> FlatModel:
-        """Weights come from the model that is there already: files of weights are read once."""
+        """Weights come from the first model: files of weights are read once."""
         module = self._build_module({**self.config.model, "init": None, "pretrained": None})
         self.model.share_frozen(module)
         # What is trained comes with the vector.

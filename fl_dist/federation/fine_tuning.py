@@ -26,7 +26,7 @@ def sample_clients(experiment: Experiment, size: int) -> Sequence[int]:
     if not 0 < size < len(clients):
         return clients
     rng = generator(experiment.config.seed, "diagnostics clients")
-    return [clients[place] for place in sorted(rng.choice(len(clients), size, replace=False))]
+    return [clients[position] for position in sorted(rng.choice(len(clients), size, replace=False))]
 
 
 class ClientFineTuning:

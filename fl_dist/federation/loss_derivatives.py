@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fl_dist.algorithms.core import Batch, unit_vector
 from fl_dist.common.rows import call_module
-from fl_dist.federation.exact_sums import ExactSums
 from fl_dist.federation.flat_model import FlatModel
+from fl_dist.federation.metric_sums import MetricSums
 from fl_dist.models import second_order
 from fl_dist.tasks import Task
 
@@ -35,9 +35,9 @@ def derivatives(
 
 
 @torch.no_grad()
-def measure(model: FlatModel, task: Task, batches: Iterable[Batch]) -> ExactSums:
+def measure(model: FlatModel, task: Task, batches: Iterable[Batch]) -> MetricSums:
     """What the task measures on the batches."""
-    sums = ExactSums(model.vector.device)
+    sums = MetricSums(model.vector.device)
     with second_order(model.module):
         for x, y in batches:
             sums.add(task.measure(*task.align(call_module(model.module, x), y)))

@@ -9,7 +9,7 @@ from torch import Tensor
 from fl_dist.data import normalise
 from fl_dist.diagnostics.base import ALL_ROWS, TEST_ROWS, FineTuning, MeasurementError
 from fl_dist.federation.commands import Action, Command
-from fl_dist.federation.exact_sums import mean_of_words, read_bits_table
+from fl_dist.federation.metric_sums import mean_of_words, read_bits_table
 from fl_dist.federation.oracle_worker import COUNT_UNIT, VECTOR_NAMES, OracleWorker
 
 MAX_CLASSES = 1000
@@ -85,8 +85,8 @@ class LossOracle:
     def _ask(self, command: Command, *vectors: Tensor) -> Tensor:
         worker = self.worker
         worker.channel.send(command)
-        for place, vector in zip(worker.points, vectors, strict=False):
-            place.copy_(vector)
+        for point, vector in zip(worker.points, vectors, strict=False):
+            point.copy_(vector)
         worker.group.collectives.broadcast(worker.points[: len(vectors)])
         return worker.answer(command)
 

@@ -18,13 +18,13 @@ from fl_dist.distributed import fault_injection
 from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation.client_state import ClientStateStore
 from fl_dist.federation.commands import Action, Command, CommandChannel
-from fl_dist.federation.exact_sums import bits_table
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.fine_tuning import ClientFineTuning, sample_clients
 from fl_dist.federation.fixed_point import FixedPoint, FixedPointSum, ScratchBuffers
 from fl_dist.federation.loss_derivatives import count_correct, derivatives, measure, sharpness
 from fl_dist.federation.measured_rows import MeasuredRows
 from fl_dist.federation.measurement_share import MeasurementShare
+from fl_dist.federation.metric_sums import bits_table
 from fl_dist.federation.trajectory_recorder import RecordedVectors
 
 MAX_ENTRY = 2.0**30
@@ -126,8 +126,8 @@ class OracleWorker:
         return bits_table(len(data.rows), self._measure_clients(range(len(data.rows)), data.rows))
 
     def _measure_clients(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[tuple[int, float]]:
-        """Of this rank's share of the clients: the place in the list, and the metric on the client's `rows`."""
-        return [(place, self._client_metric(rows[clients[place]])) for place in self.share.clients(clients)]
+        """Of this rank's share of the clients: the position in the list, and the metric on the client's `rows`."""
+        return [(position, self._client_metric(rows[clients[position]])) for position in self.share.clients(clients)]
 
     def _fine_tuned_metrics(self, command: Command) -> Tensor:
         """Of the sampled clients, on their validation rows: the metric of the point, then those of their own models."""
@@ -136,11 +136,11 @@ class OracleWorker:
         own, rows = self.share.clients(clients), self.experiment.client_data.validation
         before, after = self._measure_clients(clients, rows), []
         with closing(ClientFineTuning(self.experiment, settings, self.group.failure_detector.progress)) as fine_tuning:
-            for place in own:
-                client = clients[place]
+            for position in own:
+                client = clients[position]
                 is_finite = fine_tuning.bind(self.model, client, self.points[0], self._buffers)
                 metric = self._client_metric(rows[client]) if is_finite else math.nan
-                after.append((len(clients) + place, metric))
+                after.append((len(clients) + position, metric))
         return bits_table(2 * len(clients), before + after)
 
     def _client_metric(self, rows: Tensor) -> float:
@@ -172,9 +172,9 @@ class OracleWorker:
         return self._per_client(of_client)
 
     def _per_client(self, value: Callable[[int], float]) -> Tensor:
-        """A number of each client that this rank trained, at the client's place in the cohort."""
-        own = ((place, client) for place, client in enumerate(self.cohort) if client in self._recorded)
-        return bits_table(len(self.cohort), ((place, value(client)) for place, client in own))
+        """A number of each client that this rank trained, at the client's position in the cohort."""
+        own = ((position, client) for position, client in enumerate(self.cohort) if client in self._recorded)
+        return bits_table(len(self.cohort), ((position, value(client)) for position, client in own))
 
     def _sum(self, vectors: Iterable[tuple[Tensor, int]]) -> Tensor:
         """The sum of vectors times their counts; then the counts, and how many could not be added."""

@@ -76,7 +76,7 @@ class PostHocDiagnostics:
         _, assignment = down.read()
         worker.recorder = recorder = TrajectoryRecorder(requirements_of(due))
         worker.run(index, assignment, down, up)
-        up.seal()
+        up.copy_reports()
         group.collectives.reduce(up.buffer)
         updates = worker.gather(assignment, down.vars.x, up)
         trained: list[int] = []

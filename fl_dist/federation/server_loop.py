@@ -64,7 +64,7 @@ class ServerLoop:
         self.stop_reason = ""
         """Why a callback ended the run."""
         self.is_finished = False
-        """The run is complete, as all ranks were told with the last command."""
+        """The run is complete; the last command said so to all ranks."""
         self._pending: PendingRecord | None = None
         """Of the last round, until it was evaluated and the callbacks have seen it."""
         self._assignment: dict[int, int] = {}

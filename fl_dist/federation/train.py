@@ -117,7 +117,7 @@ class TrainingLoop:
         self._allocations.check()
         memory = resident_bytes(), peak_device_bytes(self.group.device)
         self.up.report_rank(self.group.rank, RankReport(int(self.stop.is_requested), *memory))
-        self.up.seal()
+        self.up.copy_reports()
         with self.timer("reduce"):
             fault_injection.point("reduce")
             self.group.collectives.reduce(self.up.buffer)

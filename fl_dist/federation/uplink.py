@@ -92,7 +92,7 @@ class Uplink:
         self._totals = {n: FixedPointSum(words, self.formats[n], scratch) for n, words in self._sums.items()}
         self._reports = self.buffer[-sum(tables) :]
         self._host_reports = torch.zeros_like(self._reports, device="cpu")
-        """Reports are written on the host; `seal` copies them to the device's buffer."""
+        """Reports are written on the host; `copy_reports` copies them to the device's buffer."""
         clients, rank_table = (part.numpy() for part in self._host_reports.split(tables))
         self._clients = clients.reshape(max_cohort, -1).view(np.float64 if self.is_exact else np.float32)
         self._ranks = rank_table.reshape(ranks, -1)
@@ -124,7 +124,7 @@ class Uplink:
     def report_rank(self, rank: int, report: RankReport) -> None:
         self._ranks[rank] = report
 
-    def seal(self) -> None:
+    def copy_reports(self) -> None:
         """Before the reduce: reports go with the sums."""
         self._reports.copy_(self._host_reports)
 

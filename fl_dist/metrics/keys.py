@@ -24,9 +24,9 @@ def list_keys() -> Iterator[KeyInfo]:
         for part, about in inner.items():
             path = *display.levels, *part
             key = f"{TEST}{path[0]}" if name == "test" else ".".join((name, *path))
-            place = RoundRecord.dashboard_name(name, *path) if display.section else ""
+            dashboard_name = RoundRecord.dashboard_name(name, *path) if display.section else ""
             unit = display_of(about).unit or display.unit
-            yield KeyInfo(key, place, f"{about.description}{f' ({unit})' if unit else ''}")
+            yield KeyInfo(key, dashboard_name, f"{about.description}{f' ({unit})' if unit else ''}")
 
 
 def _inner_model(info: FieldInfo) -> type[RecordModel] | None:
@@ -38,6 +38,6 @@ def _inner_model(info: FieldInfo) -> type[RecordModel] | None:
 def markdown_table() -> str:
     """Every field of the record, for the documentation."""
     lines = ["| in `metrics.jsonl` | on W&B and TensorBoard | meaning |", "|---|---|---|"]
-    for key, place, meaning in list_keys():
-        lines.append(f"| `{key}` | {f'`{place}`' if place else ''} | {meaning} |")
+    for key, dashboard_name, meaning in list_keys():
+        lines.append(f"| `{key}` | {f'`{dashboard_name}`' if dashboard_name else ''} | {meaning} |")
     return "\n".join(lines)

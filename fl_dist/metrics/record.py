@@ -254,7 +254,7 @@ def _numbers(value: Any, path: tuple[str, ...] = (), in_plot: bool = False) -> I
     if isinstance(value, RecordModel):
         value = value.to_json()
     if isinstance(value, list) and not in_plot and len(value) <= MAX_LIST:
-        value = {str(place): entry for place, entry in enumerate(value)}
+        value = {str(position): entry for position, entry in enumerate(value)}
     if isinstance(value, Mapping):
         from fl_dist.plots.surfaces import can_draw  # imports numpy, which commands that list the keys do not need
 

@@ -57,7 +57,7 @@ def step(
     milestones: Annotated[
         list[Milestone] | None, Field(description="rounds after which the rate falls, in increasing order")
     ] = None,
-    every: Annotated[int | None, Field(ge=1, description="instead of milestones: every so many rounds")] = None,
+    every: Annotated[int | None, Field(ge=1, description="instead of milestones: rounds between two falls")] = None,
 ) -> Schedule:
     """Lower at certain rounds, counted from the end of the warm-up."""
     if every is not None and milestones is None:

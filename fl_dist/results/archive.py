@@ -40,7 +40,7 @@ def open_archives(names: Sequence[str]) -> Iterator[list[Path]]:
         if not file.exists():
             raise ConfigError(f"{file} does not exist")
     with tempfile.TemporaryDirectory(prefix="fl_dist-") as temporary:
-        folders = [Path(temporary, str(place), file.name) for place, file in enumerate(files)]
+        folders = [Path(temporary, str(position), file.name) for position, file in enumerate(files)]
         for file, folder in zip(files, folders, strict=True):
             archives.extract(file, folder)
         yield folders

@@ -10,10 +10,11 @@ from tests.support.processes import environment, run
 from tests.support.run_folder import model_hash, read_records, reproducible_records
 from tests.support.user_guide import CALLBACKS, follow_guide, install_package
 
+CALLBACK_LIST = "best_model, {early_stopping: {target: 0.25, patience: 4}}"
 SETTINGS = (
     *("rounds=12", "data=digits", "model={name: mlp, hidden: [8]}", "clients={total: 6, per_round: 3}", "seed=2"),
     *("local={epochs: 1, lr: 0.1}", "monitor.wandb.mode=disabled", "algorithm=scaffold"),
-    "callbacks=[best_model, {early_stopping: {target: 0.25, patience: 4}}]",
+    f"callbacks=[{CALLBACK_LIST}]",
 )
 
 
@@ -27,7 +28,6 @@ def test_the_guide_works_from_an_empty_folder_in_one_process_and_on_three_ranks(
     progress = (runs / "watched" / "progress.txt").read_text()
     assert progress == (runs / "ranks" / "progress.txt").read_text() and len(progress.splitlines()) == 6
     assert len(read_records(runs / "stopped")) < 40 and (runs / "stopped" / "best.safetensors").exists()
-    assert list((runs / "ranks" / "tensorboard").glob("events.out.tfevents.*"))
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,10 @@ def assert_same_stop(folder: Path, other: Path) -> None:
 @pytest.mark.parametrize("layout", ["dedicated", "shared"])
 def test_a_run_stops_in_the_same_round_on_any_layout(layout: str, single_process: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "launch.local", "-n", "3", *SETTINGS, f"topology.server={layout}"]
-    code, output = run([*command, f"run.dir={tmp_path / 'run'}"])
+    code, output = run([*command, f"callbacks=[tensorboard, {CALLBACK_LIST}]", f"run.dir={tmp_path / 'run'}"])
     assert code == 0, output
     assert_same_stop(single_process, tmp_path / "run")
+    assert list((tmp_path / "run" / "tensorboard").glob("events.out.tfevents.*"))
 
 
 @exhaustive

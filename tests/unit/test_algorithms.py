@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 from fl_dist.algorithms import algorithms
 from fl_dist.algorithms.__main__ import main as show_algorithms
+from fl_dist.algorithms.cost_tables import algorithm_row, paper_rows
 from fl_dist.algorithms.paper_costs import PAPER_COSTS
-from fl_dist.algorithms.tables import algorithm_row, paper_rows
 from tests.support import reference
 from tests.support.harness import (
     CASES,

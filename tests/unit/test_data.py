@@ -216,6 +216,7 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "other type": ({"x_test": np.ones((4, 5), np.uint8)}, "x_train is float64, x_test uint8"),
     "too few labels": ({"y_train": np.zeros(7, int)}, "y_train has shape (7,)"),
     "one-hot labels": ({"y_train": np.zeros((8, 3), int)}, "rows of y_train are (3,), of y_test ()"),
+    "one number": ({"y_train": np.array(0.5)}, "y_train is a single number"),
     "float labels": ({"y_train": np.zeros(8)}, "y_train is float64"),
     "negative label": ({"y_test": np.array([0, 1, -1, 2])}, "y_test is -1 in row 2"),
     "huge label": ({"y_test": np.array([0, 2**40, 1, 2])}, "y_test is 1099511627776 in row 1"),

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fl_dist.config import Topology, load
 from fl_dist.distributed.failure_detector import FailureDetector
 from fl_dist.distributed.process_group import single_process_group
-from fl_dist.federation import evaluation, exact_sums, local_training, trajectory_recorder, worker
-from fl_dist.federation.evaluation import EvaluationPlacement, Evaluator, ExactSums
+from fl_dist.federation import evaluation, local_training, metric_sums, trajectory_recorder, worker
+from fl_dist.federation.evaluation import EvaluationPlacement, Evaluator, MetricSums
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.round_records import recording_delay, worker_loads
 from fl_dist.federation.round_timer import RoundTimer
@@ -95,15 +95,15 @@ def record_activity(running: list[str], name: str) -> Iterator[None]:
 
 def test_a_hang_at_the_final_read_is_reported_as_evaluation(tmp_path: Path) -> None:
     """A GPU queues all batches at once; a hang appears only when the sums are read."""
-    running, activities, means = list[str](), list[str](), ExactSums.means
+    running, activities, means = list[str](), list[str](), MetricSums.means
 
-    def record_and_read(self: ExactSums) -> dict[str, float]:
+    def record_and_read(self: MetricSums) -> dict[str, float]:
         activities.append(running[-1])
         return means(self)
 
     with (
         mock.patch.object(FailureDetector, "activity", lambda self, name: record_activity(running, name)),
-        mock.patch.object(ExactSums, "means", record_and_read),
+        mock.patch.object(MetricSums, "means", record_and_read),
     ):
         assert main([*NO_WANDB, "rounds=2", "clients={total: 4, per_round: 1}", f"run.dir={tmp_path}"]) == 0
     assert activities == ["the evaluation of round 1", "the evaluation of round 2"] and not running
@@ -146,7 +146,7 @@ def test_a_run_is_evaluated_in_the_precision_of_training(precision: str) -> None
 
 def test_sums_of_several_ranks_equal_those_of_one() -> None:
     values, names = torch.randn(30, dtype=torch.float64) * 1e6, ["a", "b"]
-    total, *shares = (ExactSums(torch.device("cpu")) for _ in range(4))
+    total, *shares = (MetricSums(torch.device("cpu")) for _ in range(4))
     for k, piece in enumerate(values.split(7)):
         total.add({"a": piece, "b": piece.exp()})
         shares[k % 2].add({"a": piece, "b": piece.exp()})
@@ -156,8 +156,8 @@ def test_sums_of_several_ranks_equal_those_of_one() -> None:
 
 @pytest.mark.parametrize("max_pending", [0, 5, 17, 2**16])
 def test_sums_do_not_depend_on_when_they_are_flushed(max_pending: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact_sums, "MAX_PENDING", max_pending)
-    values, sums = torch.randn(30, dtype=torch.float64) * 1e6, ExactSums(torch.device("cpu"))
+    monkeypatch.setattr(metric_sums, "MAX_PENDING", max_pending)
+    values, sums = torch.randn(30, dtype=torch.float64) * 1e6, MetricSums(torch.device("cpu"))
     for k, piece in enumerate(values.split(7)):
         sums.add({"a": piece, "hits": piece > 0} | ({"late": piece} if k > 2 else {}))
         assert sum(len(v) for values in sums._pending.values() for v in values) <= max_pending

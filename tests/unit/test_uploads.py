@@ -13,9 +13,9 @@ from torch import Tensor
 from fl_dist.algorithms.clip_and_noise import ClipAndNoise
 from fl_dist.algorithms.compression import Compression, Quantise, Sign, TopK
 from fl_dist.algorithms.core import Round, Vars
+from fl_dist.algorithms.cost_tables import upload_rows
 from fl_dist.algorithms.privacy_accountant import _round_costs, epsilon
 from fl_dist.algorithms.robust import Krum, Median, RobustAggregate, TrimmedMean
-from fl_dist.algorithms.tables import upload_rows
 from fl_dist.callbacks.early_stopping import EarlyStopping
 from fl_dist.common.randomness import generator
 from tests.support import upload_reference as plain

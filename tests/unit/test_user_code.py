@@ -256,6 +256,13 @@ def test_a_part_may_read_the_variables_of_another_and_set_its_own(name: str, tmp
     assert main([*SMALL, f"algorithm={{parts: [scaffold, {name}:UserPart]}}", "run.dir=run"]) == 0
 
 
+def test_a_part_may_be_a_data_class(name: str, tmp_path: Path) -> None:
+    """Which cannot be hashed."""
+    part = PARTS.replace("class", "@dataclasses.dataclass\nclass").replace("import torch", "import dataclasses")
+    (tmp_path / f"{name}.py").write_text(f"{part}    def publish(self, x, s, r):\n        return x\n")
+    assert main([*SMALL, f"algorithm={{parts: [{name}:UserPart]}}", "run.dir=run"]) == 0
+
+
 def test_an_error_raised_by_a_part_has_its_line_and_a_traceback(
     name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""What tables of all formats share: their files, clients, labels and test rows."""
+"""What data in the user's own files share, whatever its format: finding files, clients, labels and test rows."""
 
 import glob
 import sys

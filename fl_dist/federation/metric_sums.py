@@ -12,7 +12,7 @@ MAX_PENDING = 2**16
 """Values that wait until they are added up together."""
 
 
-class ExactSums:
+class MetricSums:
     """Sums of values by name, in four words each: wholes, fractions, values that are too large, all values."""
 
     def __init__(self, device: torch.device) -> None:
@@ -43,7 +43,7 @@ class ExactSums:
         self._pending, self._count = {}, 0
 
     def table(self, names: list[str]) -> Tensor:
-        """A row of words a name, of zeros for one that was not added; in the last one, how many have no row."""
+        """A row of words per name, of zeros for one that was not added; in the last one, how many have no row."""
         self._flush()
         none = torch.zeros(4, dtype=torch.int64, device=self.device)
         others = none + len(self._words.keys() - set(names))
@@ -75,8 +75,8 @@ def mean_of_words(words: Tensor) -> float:
 def bits_table(length: int, numbers: Iterable[tuple[int, float]]) -> Tensor:
     """The numbers at their places, as bits: one writer each, so that adding gathers."""
     table = torch.zeros(length, dtype=torch.float64)
-    for place, number in numbers:
-        table[place] = number
+    for position, number in numbers:
+        table[position] = number
     return table.view(torch.int64)
 
 
