@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fl_dist.callbacks.base import Callback
     from fl_dist.data import Dataset
     from fl_dist.diagnostics.base import Diagnostic
-    from fl_dist.optimizers import Optimizer
+    from fl_dist.optimizers.base import Optimizer
     from fl_dist.runs import Run, load, run
     from fl_dist.tasks import Task
 
@@ -23,7 +23,7 @@ _MODULES = {
     **dict.fromkeys(("Part", "Algorithm"), "fl_dist.algorithms.core"),
     **{"Dataset": "fl_dist.data", "Task": "fl_dist.tasks"},
     **{"Callback": "fl_dist.callbacks.base", "Diagnostic": "fl_dist.diagnostics.base"},
-    "Optimizer": "fl_dist.optimizers",
+    "Optimizer": "fl_dist.optimizers.base",
 }
 PARENT = os.getppid()
 """The parent process, recorded before the slow imports: by the end of them it may have died."""

@@ -5,7 +5,6 @@ torchrun --nproc-per-node 8 -m fl_dist.diagnose RUN ...
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from fl_dist.common import terminal
@@ -44,5 +43,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    terminal.prepare_terminal()
-    sys.exit(main())
+    terminal.run_program(main)

@@ -13,15 +13,14 @@ from torch import Tensor
 
 from fl_dist.common.errors import ConfigError, FlDistError, user_code_cause
 from fl_dist.common.files import append_lines
-from fl_dist.common.formatting import suggest
+from fl_dist.common.formatting import align_columns, suggest
 from fl_dist.common.imports import is_import_path, prepend_to_path
 from fl_dist.common.paths import expand_path
-from fl_dist.config import Config, read_recorded_config, validate
-from fl_dist.config.overrides import merge_overrides
+from fl_dist.config import Config, validate
+from fl_dist.config.overrides import merge_overrides, read_recorded_config
 from fl_dist.diagnostics import build_diagnostics, diagnostics
-from fl_dist.distributed.failures import exit_code, needs_traceback
+from fl_dist.distributed.failures import end_failed_run, exit_code, needs_traceback
 from fl_dist.distributed.process_group import ProcessGroup, connect
-from fl_dist.distributed.rank_exit import end_failed_run
 from fl_dist.distributed.rank_info import RankInfo, find_rank, is_rank0
 from fl_dist.distributed.signals import ExitOnSignal
 from fl_dist.distributed.torch_settings import torch_settings
@@ -114,11 +113,8 @@ def _check_plot_file(name: str | None, configs: Iterable[Config]) -> Path | None
     names = {keys["name"] for config in configs for keys in config.diagnostics.values()}
     if not names & set(PLOTTABLE) and not any(map(is_import_path, names)):
         raise ConfigError(f"nothing to draw in {name}: add {' or '.join(PLOTTABLE)}")
-    try:
-        check_plot_file(expand_path(name))
-    except ValueError as e:
-        raise ConfigError(str(e)) from None
-    return expand_path(name)
+    check_plot_file(file := expand_path(name))
+    return file
 
 
 def _draw(results: dict[str, list[Measurement]], file: Path) -> None:
@@ -194,9 +190,7 @@ def _format_results(results: dict[str, list[Measurement]]) -> Iterator[str]:
     table = [["", *distinct_names(results)]]
     for label, name in names:
         table.append([f"{label}.{name}", *(_format_value(values.get(label, {}).get(name)) for values in columns)])
-    widths = [max(len(row[k]) for row in table) for k in range(len(table[0]))]
-    for row in table:
-        yield "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+    yield from align_columns(table, str.rjust)
     for run, entries in results.items():
         seconds = sum(entry["seconds"] for entry in entries)
         yield f"{run}: {seconds:.1f} s, also in {Path(run) / DIAGNOSTICS}"

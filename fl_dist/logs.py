@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fl_dist.callbacks.console import Warnings
+from fl_dist.common.terminal import handle_log
 from fl_dist.distributed.rank_info import RankInfo, is_rank0
 from fl_dist.storage.run_folder import RunFolder
-
-package_log = logging.getLogger("fl_dist")
 
 
 class RankLogHandler(logging.FileHandler):
@@ -32,7 +31,7 @@ def show_warnings(rank_info: RankInfo | None) -> Iterator[None]:
     handler = Warnings() if is_rank0(rank_info) else logging.NullHandler()
     handler.setFormatter(OneLineFormatter("warning: %(message)s"))
     handler.addFilter(lambda record: record.levelno == logging.WARNING)
-    with _attach(handler):
+    with handle_log("fl_dist", handler):
         yield
 
 
@@ -42,22 +41,5 @@ def write_log(folder: RunFolder, rank: int) -> Iterator[Path]:
     file = folder.logs / f"rank{rank}.log"
     handler = RankLogHandler(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    with _attach(handler):
+    with handle_log("fl_dist", handler):
         yield file
-
-
-@contextlib.contextmanager
-def _attach(handler: logging.Handler) -> Iterator[None]:
-    """Within it, the handler gets what this package logs; handlers of the root logger do not."""
-    level, propagate = package_log.level, package_log.propagate
-    package_log.addHandler(handler)
-    package_log.setLevel(logging.INFO)
-    package_log.propagate = False
-    try:
-        yield
-    finally:
-        package_log.removeHandler(handler)
-        package_log.setLevel(level)
-        package_log.propagate = propagate
-        with contextlib.suppress(OSError):
-            handler.close()

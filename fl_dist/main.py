@@ -28,21 +28,20 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "config",
         nargs="*",
         metavar="CONFIG.yaml key.sub=value",
         help="a YAML file (default: the embedded quick start), and values of single keys, in YAML syntax",
     )
-    parser.add_argument(
+    add(
         "-h",
         "--help",
         action="help",
         help="show this, with all keys or those of a builder, e.g. model=my_models:resnet",
     )
-    parser.add_argument(
-        "--check", action="store_true", help="validate the configuration and its data, print both, and stop"
-    )
+    add("--check", action="store_true", help="validate the configuration and its data, print both, and stop")
     terminal.add_traceback_option(parser)
     return parser.parse_intermixed_args(argv)
 
@@ -67,6 +66,4 @@ def _builder_help(words: Sequence[str], with_traceback: bool) -> list[str]:
 
 
 if __name__ == "__main__":
-    terminal.prepare_terminal()
-    terminal.print_starting()
-    sys.exit(main())
+    terminal.run_program(main, is_slow=True)

@@ -11,9 +11,8 @@ from fl_dist.common.yaml_reader import to_yaml
 from fl_dist.config import Config
 from fl_dist.config.arguments import resolve_arguments
 from fl_dist.distributed import bf16
-from fl_dist.distributed.failures import error_line, exit_code, exit_error, log_error, needs_traceback
+from fl_dist.distributed.failures import end_failed_run, error_line, exit_code, exit_error, log_error, needs_traceback
 from fl_dist.distributed.memory import keep_freed_memory
-from fl_dist.distributed.rank_exit import end_failed_run
 from fl_dist.distributed.rank_info import RankInfo, find_rank, is_rank0
 from fl_dist.distributed.signals import EXIT_BAD_CONFIG, EXIT_REQUEUE, StopRequest, end_with_parent
 from fl_dist.distributed.torch_settings import torch_settings

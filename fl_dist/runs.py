@@ -21,12 +21,12 @@ from fl_dist.common.global_state import preserve_global_state, use_default_setti
 from fl_dist.common.imports import prepend_to_path
 from fl_dist.common.randomness import seed_global, torch_seed
 from fl_dist.common.rows import Rows, count_rows, main_tensor, tensors_of
-from fl_dist.config import Config, read_recorded_config, validate
+from fl_dist.config import Config, validate
+from fl_dist.config.overrides import read_recorded_config
 from fl_dist.config.python_arguments import load_arguments
 from fl_dist.data import Dataset
 from fl_dist.distributed import bf16
-from fl_dist.distributed.failures import exit_code
-from fl_dist.distributed.rank_exit import end_failed_run
+from fl_dist.distributed.failures import end_failed_run, exit_code
 from fl_dist.distributed.rank_info import find_rank
 from fl_dist.distributed.signals import StopRequest
 from fl_dist.distributed.torch_settings import torch_settings
@@ -190,7 +190,9 @@ class Run:
     @property
     def task(self) -> Task:
         """The task, with the settings of the run."""
-        return build_task(self._validated)
+        config = self._validated
+        with _search_working_folder():
+            return build_task(config)
 
     def model(self) -> nn.Module:
         """The model with the final weights, or with those of the newest checkpoint, in evaluation mode."""
@@ -221,12 +223,16 @@ class Run:
             bf16.ensure_cpu_has_bf16()
         dtype, image_format = DTYPES[local.precision], IMAGE_FORMATS[local.memory_format]
         rows = BatchLoader(data.x_test, data.y_test, torch.device("cpu"), dtype, math.inf, image_format)
-        return evaluate_rows(self._module(True), self.task, data, rows, evaluate.batch_size, local.precision)
+        module, task = self._module(True), self.task
+        with _search_working_folder():
+            return evaluate_rows(module, task, data, rows, evaluate.batch_size, local.precision)
 
     @cached_property
     def clients(self) -> Clients:
         """Which rows each client has; reads the data."""
-        return clients_of(self._validated, self._data)
+        config, data = self._validated, self._data
+        with _search_working_folder():
+            return clients_of(config, data)
 
     @cached_property
     def _validated(self) -> Config:

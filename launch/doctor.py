@@ -8,7 +8,6 @@ Exit codes: 0 nothing failed, 1 a check failed, 2 bad arguments or configuration
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from functools import partial
 
@@ -44,6 +43,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    terminal.prepare_terminal()
-    terminal.print_starting()
-    sys.exit(main())
+    terminal.run_program(main, is_slow=True)

@@ -5,7 +5,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from types import FrameType
 
 from fl_dist.common import terminal
 from fl_dist.common.errors import FlDistError
@@ -56,7 +55,7 @@ def _start_ranks(arguments: argparse.Namespace, words: list[str], threads: int, 
 def _run_as_rank(options: Options, arguments: argparse.Namespace) -> int:
     start, is_first = time.monotonic(), is_rank0(options.rank_info)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _exit_on_signal)
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # children and files end with the doctor
     try:
         checks = examine(options, terminal.print_progress if is_first else lambda _: None)
     except RanksMissingError as e:
@@ -69,11 +68,6 @@ def _run_as_rank(options: Options, arguments: argparse.Namespace) -> int:
             terminal.print_error(error_line(e), e if arguments.traceback else None)
         return 1
     return _print(checks, time.monotonic() - start, arguments.json) if is_first else 0
-
-
-def _exit_on_signal(number: int, frame: FrameType | None) -> None:
-    """Children and files of the doctor end with it."""
-    sys.exit(128 + number)
 
 
 def _print(checks: Sequence[Check], seconds: float, file: str | None) -> int:

@@ -172,6 +172,4 @@ def _torchrun(arguments: list[str], node: Node, launcher_pid: int) -> None:
 
 
 if __name__ == "__main__":
-    terminal.prepare_terminal()
-    terminal.print_starting()
-    sys.exit(main())
+    terminal.run_program(main, is_slow=True)

@@ -7,10 +7,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from types import FrameType
-from typing import NoReturn
 
-from tqdm import tqdm
-
+from fl_dist.callbacks.console import round_bar, write_line
 from fl_dist.common.formatting import format_duration
 from fl_dist.config.sweeps import SweepRun
 from fl_dist.distributed.signals import EXIT_REQUEUE, handle_signals
@@ -45,8 +43,7 @@ class Pool:
         del self.active[run.name]
         score = read_progress(run.run)[1] if code == 0 else ""
         outcome = [OUTCOMES.get(code, "failed"), *([score] if score else []), format_duration(time.monotonic() - start)]
-        tqdm.write(f"{run.name}: {', '.join(outcome)}", file=sys.stdout)
-        sys.stdout.flush()
+        write_line(f"{run.name}: {', '.join(outcome)}")
         return code
 
     def stop(self, number: int, frame: FrameType | None) -> None:
@@ -58,9 +55,9 @@ class Pool:
 
 def run_locally(runs: Sequence[SweepRun], ranks: int, max_parallel: int) -> int:
     """Exit code: 1 if a run failed, 75 if a signal ended the rest, 0 if all finished."""
-    pool = Pool(ranks)
+    pool, total = Pool(ranks), sum(run.rounds for run in runs)
     with handle_signals(pool.stop, is_stopping=lambda: pool.is_stopping):
-        with ThreadPoolExecutor(max_parallel) as threads, _progress_bar(runs) as bar:
+        with ThreadPoolExecutor(max_parallel) as threads, round_bar(total, _completed_rounds(runs)) as bar:
             futures = [threads.submit(pool.run, run) for run in runs]
             while wait(futures, PROGRESS_INTERVAL_SECONDS).not_done:
                 if not bar.disable:
@@ -73,16 +70,3 @@ def run_locally(runs: Sequence[SweepRun], ranks: int, max_parallel: int) -> int:
 
 def _completed_rounds(runs: Sequence[SweepRun]) -> int:
     return sum(read_progress(run.run)[0] for run in runs)
-
-
-def _progress_bar(runs: Sequence[SweepRun]) -> "tqdm[NoReturn]":
-    """Over the rounds of all runs; only on a terminal."""
-    tqdm.monitor_interval = 0  # no thread that watches for slow bars
-    return tqdm(
-        total=sum(run.rounds for run in runs),
-        initial=_completed_rounds(runs),
-        unit="round",
-        leave=False,
-        disable=not sys.stderr.isatty(),
-        dynamic_ncols=True,
-    )

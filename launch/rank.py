@@ -82,5 +82,4 @@ def _finish(node: Node, rank: int, error: FirstErrorHandler, code: int) -> int:
 
 
 if __name__ == "__main__":
-    terminal.prepare_terminal()
-    sys.exit(run_rank())
+    terminal.run_program(run_rank)

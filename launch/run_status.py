@@ -8,7 +8,7 @@ from pathlib import Path
 from fl_dist.callbacks.console import STARTING
 from fl_dist.common.errors import UserError, error_message
 from fl_dist.common.files import check_regular
-from fl_dist.common.formatting import format_duration
+from fl_dist.common.formatting import align_columns, format_duration
 from fl_dist.metrics.record import RoundRecord, parse_record
 from fl_dist.storage.folder_lock import is_locked
 from fl_dist.storage.run_folder import METRICS, RunFolder
@@ -159,6 +159,4 @@ def read_progress(run: Path) -> tuple[int, str]:
 def format_table(statuses: list[Status]) -> str:
     """Aligned columns; a reason ends its line."""
     header = Status("run", "state", "round", "accuracy", "left", "")
-    rows = [list(vars(status).values()) for status in [header, *statuses]]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    return "\n".join("  ".join([*map(str.ljust, row[:5], widths), row[5]]).rstrip() for row in rows)
+    return "\n".join(align_columns([list(vars(status).values()) for status in [header, *statuses]]))

@@ -3,7 +3,6 @@
 python -m launch.status [RUN ...]
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,5 +29,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    terminal.prepare_terminal()
-    sys.exit(main())
+    terminal.run_program(main)

@@ -4,7 +4,6 @@ python -m launch.submit CONFIG.yaml [key.sub=value ...] --nodes 2 --gpus-per-nod
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from fl_dist.common import terminal
@@ -15,7 +14,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     from launch.submit_command import submit_command  # takes seconds
 
-    return submit_command(arguments)
+    return terminal.call_command(submit_command, arguments)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,6 +38,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    terminal.prepare_terminal()
-    terminal.print_starting()
-    sys.exit(main())
+    terminal.run_program(main, is_slow=True)

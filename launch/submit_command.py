@@ -8,11 +8,11 @@ from pathlib import Path
 import submitit
 
 from fl_dist.common import terminal
-from fl_dist.common.errors import ConfigError, FlDistError
+from fl_dist.common.errors import ConfigError
 from fl_dist.common.formatting import pluralize
 from fl_dist.config.arguments import resolve_arguments
 from fl_dist.config.validation import validate_mapping
-from fl_dist.distributed.signals import EXIT_BAD_CONFIG, EXIT_REQUEUE, handle_signals
+from fl_dist.distributed.signals import EXIT_REQUEUE, handle_signals
 from fl_dist.storage.run_folder import RunFolder
 from launch import cluster
 from launch.devices import visible_gpus
@@ -25,20 +25,14 @@ DOCTOR_HOURS = 0.25
 
 
 def submit_command(arguments: argparse.Namespace) -> int:
-    try:
-        return _submit(arguments)
-    except (FlDistError, OSError) as e:
-        terminal.print_error(e, e if arguments.traceback else None)
-        return EXIT_BAD_CONFIG
-
-
-def _submit(arguments: argparse.Namespace) -> int:
     config, command = resolve_arguments(arguments.run_arguments)
     gpus = _select_gpus(arguments.gpus_per_node, config.topology.device) if arguments.local else []
     resources = _parse_resources(arguments, len(gpus))
     profile = cluster.read_profile(arguments.profile, arguments.profiles)
     folder = RunFolder(str(config.run.dir))
     run = folder.path
+    if "%a" in str(run):
+        raise ConfigError(f"run.dir is {run}; Slurm and submitit replace %a in names of files: choose another name")
     command += ["--traceback"] if arguments.traceback else []
     options = cluster.slurm_options(arguments.name or run.name, resources, profile)
     if arguments.dry_run:

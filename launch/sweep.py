@@ -6,7 +6,6 @@ Finished runs are skipped, unfinished ones resumed: the same command starts a sw
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from functools import partial
 
@@ -22,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     from launch.sweep_command import sweep_command  # takes seconds
 
-    return sweep_command(arguments)
+    return terminal.call_command(sweep_command, arguments)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,6 +43,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    terminal.prepare_terminal()
-    terminal.print_starting()
-    sys.exit(main())
+    terminal.run_program(main, is_slow=True)

@@ -9,14 +9,13 @@ from typing import Annotated
 import submitit
 from pydantic import Field
 
-from fl_dist.common import terminal
-from fl_dist.common.errors import ConfigError, FlDistError
+from fl_dist.common.errors import ConfigError
 from fl_dist.common.files import write_atomically
 from fl_dist.common.formatting import pluralize
 from fl_dist.common.yaml_reader import read_yaml
 from fl_dist.config.sweeps import SweepRun, read_sweep
 from fl_dist.config.validation import validate_mapping
-from fl_dist.distributed.signals import EXIT_BAD_CONFIG, EXIT_REQUEUE
+from fl_dist.distributed.signals import EXIT_REQUEUE
 from fl_dist.storage.folder_lock import is_locked
 from fl_dist.storage.run_folder import RunFolder
 from launch import cluster
@@ -30,21 +29,11 @@ class Resources(cluster.Resources):
 
 
 def sweep_command(arguments: argparse.Namespace) -> int:
-    try:
-        sweep, runs = read_sweep(arguments.sweep, arguments.overrides, arguments.only)
-        for run in runs:
-            run.command += ["--traceback"] if arguments.traceback else []
-        resources = validate_mapping(Resources, sweep.resources, f"resources of {arguments.sweep}")
-        profile = cluster.read_profile(arguments.profile, arguments.profiles)
-        return _execute(arguments, resources, runs, profile)
-    except (FlDistError, OSError) as e:
-        terminal.print_error(e, e if arguments.traceback else None)
-        return EXIT_BAD_CONFIG
-
-
-def _execute(
-    arguments: argparse.Namespace, resources: Resources, runs: list[SweepRun], profile: cluster.Profile
-) -> int:
+    sweep, runs = read_sweep(arguments.sweep, arguments.overrides, arguments.only)
+    for run in runs:
+        run.command += ["--traceback"] if arguments.traceback else []
+    resources = validate_mapping(Resources, sweep.resources, f"resources of {arguments.sweep}")
+    profile = cluster.read_profile(arguments.profile, arguments.profiles)
     folder = runs[0].run.parent
     options = cluster.slurm_options(folder.name, resources, profile, resources.parallel)
     if arguments.status:

@@ -47,5 +47,4 @@ def _fail(message: str) -> int:
 
 
 if __name__ == "__main__":
-    terminal.prepare_terminal()
-    sys.exit(main())
+    terminal.run_program(main)

@@ -7,7 +7,6 @@ python -m fl_dist.algorithms --paper fedlesam            what a paper's methods 
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from fl_dist.algorithms.paper_costs import PAPER_COSTS
@@ -53,5 +52,4 @@ def parse_count(text: str) -> int:
 
 
 if __name__ == "__main__":
-    terminal.prepare_terminal()
-    sys.exit(main())
+    terminal.run_program(main)

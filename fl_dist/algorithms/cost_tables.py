@@ -13,8 +13,8 @@ from fl_dist.algorithms.memory_needs import FLOAT_BYTES, VECTOR_SIZE, OnDemandVe
 from fl_dist.algorithms.paper_costs import PAPER_COSTS, PublishedCost
 from fl_dist.algorithms.part import changes_upload
 from fl_dist.algorithms.privacy_accountant import has_opacus
-from fl_dist.common.formatting import format_bytes
-from fl_dist.optimizers import Optimizer, optimizers
+from fl_dist.common.formatting import align_columns, format_bytes
+from fl_dist.optimizers.base import Optimizer, optimizers
 
 ALGORITHM_COLUMNS = ("algorithm", "paper", "parts", "passes per step", "down", "up", "client memory")
 ALGORITHM_LEGEND = (
@@ -145,12 +145,6 @@ def paper_rows(paper: str) -> Iterable[tuple[str, ...]]:
         yield name, passes, down, up, *cells, ", ".join(key for key, (a, b) in pairs.items() if b not in (None, a))
 
 
-def plain_table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-
-
 def markdown_table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
     head, *body = rows
     for cells in (head, ["---"] * len(head), *body):
@@ -159,7 +153,7 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
 
 def table_lines(arguments: argparse.Namespace) -> list[str]:
     """The table that the command line asks for, and its legend."""
-    table = markdown_table if arguments.markdown else plain_table
+    table = markdown_table if arguments.markdown else align_columns
     if arguments.memory:
         n, name = arguments.parameters, arguments.optimizer or "sgd"
         optimizer = optimizers.build(name, {}, momentum=0.9, weight_decay=0.0)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from fl_dist.algorithms.core import Algorithm, Round, Vars
 from fl_dist.common.rows import main_tensor
-from fl_dist.optimizers import Optimizer
+from fl_dist.optimizers.base import Optimizer
 
 VECTOR_SIZE = 97
 """Entries of the vector that stands for a model; no other tensor of a chain has this length by accident."""

@@ -99,7 +99,8 @@ class CallbackList(Callback):
     """The callbacks that a configuration lists. One that fails ends the run, or is left out if it is optional."""
 
     def __init__(self, listed: Sequence[ListedCallback]) -> None:
-        self._listed = list(listed)
+        self._all, self._listed = tuple(listed), list(listed)
+        """All of them, and those that have not been left out."""
 
     def __bool__(self) -> bool:
         return bool(self._listed)
@@ -134,15 +135,15 @@ class CallbackList(Callback):
             listed.callback.on_run_end(summary, context)
 
     def close(self) -> None:
-        for listed in self._listed:
+        for listed in self._all:
             try:
                 with _isolation():
                     listed.callback.close()
-            except Exception as e:  # the run has ended, maybe with an error that says more
+            except (Exception, SystemExit) as e:  # the run has ended, maybe with an error that says more
                 log.warning("callback %s failed in close: %s", listed.name, _describe(e), exc_info=e)
 
     def state_dict(self) -> dict[str, Any]:
-        states: dict[str, Any] = {}
+        states: dict[str, Any] = {listed.name: None for listed in self._all}  # None: left out
         for listed in list(self._listed):
             with self._guard(listed, "state_dict"):
                 # Through JSON: what cannot be saved fails here, and what was saved does not change later.
@@ -152,7 +153,7 @@ class CallbackList(Callback):
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
         names = [listed.name for listed in self._listed]
         for listed in list(self._listed):
-            if listed.name not in states:
+            if states.get(listed.name) is None:
                 continue
             if _alike(listed.name, states) != _alike(listed.name, names):
                 log.warning("callback %s starts anew: the list has another number of them than before", listed.name)
@@ -204,5 +205,19 @@ def build_callbacks(section: Sequence[Mapping[str, Mapping[str, Any]]]) -> Callb
 @contextlib.contextmanager
 def _isolation() -> Iterator[None]:
     """What a callback does to random generators, settings of torch and the working folder is undone."""
-    with preserve_global_state(), torch.no_grad(), contextlib.chdir(os.getcwd()):
-        yield
+    folder = _working_folder()
+    try:
+        with preserve_global_state(), torch.no_grad():
+            yield
+    finally:
+        if folder is not None and folder != _working_folder():
+            with contextlib.suppress(OSError):
+                os.chdir(folder)
+
+
+def _working_folder() -> str | None:
+    """None if it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None

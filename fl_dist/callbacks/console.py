@@ -7,7 +7,6 @@ import statistics
 import sys
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, NoReturn
 
 from tqdm import tqdm
 
@@ -23,13 +22,7 @@ RECENT_ROUNDS = 20
 """Rounds whose mean duration says how long the rest will take."""
 
 
-if TYPE_CHECKING:
-    BaseBar = tqdm[NoReturn]
-else:
-    BaseBar = tqdm  # at run time it takes no type arguments
-
-
-class Bar(BaseBar):
+class Bar(tqdm):  # type: ignore[type-arg]  # it takes none at run time
     """With a lock of its own: tqdm's is shared with forked processes, and stays locked when one of them is killed."""
 
     monitor_interval = 0
@@ -45,21 +38,19 @@ def write_line(text: str = "") -> None:
     sys.stdout.flush()
 
 
+def round_bar(total: int, initial: int) -> Bar:
+    """Only on a terminal."""
+    is_hidden = not sys.stderr.isatty()
+    return Bar(total=total, initial=initial, unit="round", leave=False, disable=is_hidden, dynamic_ncols=True)
+
+
 class Console(Callback):
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=RECENT_ROUNDS)
         self._bar = Bar(disable=True)
 
     def on_run_begin(self, context: RunContext) -> None:
-        rounds, watched = context.config.rounds, sys.stderr.isatty()
-        self._bar = Bar(
-            total=rounds,
-            initial=context.rounds_done,
-            unit="round",
-            leave=False,
-            disable=not watched,
-            dynamic_ncols=True,
-        )
+        self._bar = round_bar(context.config.rounds, context.rounds_done)
 
     def on_round_end(self, record: RoundRecord, context: RunContext) -> None:
         self._seconds.append(record.seconds.total + (record.seconds.diagnostics or 0.0))

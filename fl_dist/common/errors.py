@@ -7,7 +7,6 @@ the user's code, and keeps its traceback.
 import sysconfig
 import traceback
 from pathlib import Path
-from typing import ClassVar
 
 from fl_dist.common.formatting import shorten
 
@@ -20,14 +19,9 @@ _FOREIGN_FOLDERS = (_ROOT / "fl_dist", _ROOT / "launch", *_LIBRARIES)
 class FlDistError(Exception):
     """A failure that was foreseen; the message says what is wrong, where, and what to do."""
 
-    is_user_error: ClassVar[bool] = False
-    """Whether the user's input is at fault, rather than a machine or the course of the run."""
-
 
 class UserError(FlDistError, ValueError):
-    """The user's input or code cannot be used."""
-
-    is_user_error = True
+    """The user's input or code cannot be used, rather than that a machine or the course of the run is at fault."""
 
 
 class ConfigError(UserError):

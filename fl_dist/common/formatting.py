@@ -1,7 +1,7 @@
 """Numbers, and what users wrote, as people read them."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 MAX_COMPARED_LENGTH = 100
 """Letters of a misspelt word that are compared with the valid ones: each costs time."""
@@ -25,6 +25,13 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def align_columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str] = str.ljust) -> list[str]:
+    """The lines of a table; `align`: of all columns but the first."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = ([row[0].ljust(widths[0]), *map(align, row[1:], widths[1:])] for row in rows)
+    return ["  ".join(cells).rstrip() for cells in aligned]
 
 
 def shorten(value: object, max_length: int = 100) -> str:

@@ -68,9 +68,9 @@ def _find_generators() -> list[Setting]:
 
 def _find_settings() -> list[Setting]:
     """Those of this version of torch."""
-    gpu = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
     cpu = [getattr(backends.mkldnn, name) for name in ("matmul", "conv", "rnn") if hasattr(backends.mkldnn, name)]
-    has_precisions = hasattr(backends.cuda.matmul, "fp32_precision")
+    has_precisions = hasattr(backends.cuda.matmul, "fp32_precision")  # from torch 2.9 on
+    gpu = [backends.cuda.matmul, *((backends.cudnn.conv, backends.cudnn.rnn) if has_precisions else (backends.cudnn,))]
     return [
         Setting(torch.get_num_threads, torch.set_num_threads),
         Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
@@ -81,8 +81,7 @@ def _find_settings() -> list[Setting]:
         _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
         _attribute(backends.cudnn, "benchmark"),
         _attribute(backends.mkldnn, "enabled", True),
-        *([] if has_precisions else [_attribute(owner, "allow_tf32") for owner in (gpu[0], backends.cudnn)]),
-        *(_attribute(owner, "fp32_precision") for owner in gpu if has_precisions),
+        *(_attribute(owner, "fp32_precision" if has_precisions else "allow_tf32") for owner in gpu),
         *(_attribute(owner, "fp32_precision", "ieee") for owner in cpu),
     ]
 

@@ -14,10 +14,10 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
-from fl_dist.common.errors import error_message
+from fl_dist.common.errors import FlDistError, error_message
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 START_ANNOUNCED = "FL_DIST_START_ANNOUNCED"
@@ -27,10 +27,9 @@ UNLIMITED_WIDTH = 10_000
 _ASCII = {"·": "|", "±": "+-"}
 
 
-def terminal_width(stream: TextIO | None = None) -> int:
-    """Columns of the stream, by default standard output."""
-    stream = sys.stdout if stream is None else stream
-    return shutil.get_terminal_size().columns if stream.isatty() else UNLIMITED_WIDTH
+def terminal_width() -> int:
+    """Columns of standard output."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED_WIDTH
 
 
 def fit_fields(fields: Sequence[str], columns: int, between: str = "   ") -> str:
@@ -68,6 +67,14 @@ def prepare_terminal() -> None:
     _open_closed_descriptors()
     codecs.register_error("ascii", _replace_with_ascii)
     sys.stdout, sys.stderr = _lossy_output(1, sys.stdout), _lossy_output(2, sys.stderr)
+
+
+def run_program(main: Callable[[], int], is_slow: bool = False) -> NoReturn:
+    """`is_slow`: its imports take seconds."""
+    prepare_terminal()
+    if is_slow:
+        print_starting()
+    sys.exit(main())
 
 
 def _open_closed_descriptors() -> None:
@@ -121,17 +128,21 @@ def print_progress(text: str, stream: TextIO | None = None) -> None:
 
 
 @contextlib.contextmanager
-def show_log(name: str) -> Iterator[None]:
-    """Print what the logger of that name, and those below it, report: the output of a command whose library logs it."""
-    logger, handler = logging.getLogger(name), logging.StreamHandler(sys.stdout)
-    level = logger.level
+def handle_log(name: str, handler: logging.Handler) -> Iterator[None]:
+    """Within it, the handler gets what the logger of that name, and those below it, report; others above do not."""
+    logger = logging.getLogger(name)
+    level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    logger.propagate = False
     try:
         yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+        logger.propagate = propagate
+        with contextlib.suppress(OSError):
+            handler.close()
 
 
 def print_error(error: BaseException | str, with_traceback_of: BaseException | None = None) -> None:
@@ -140,6 +151,15 @@ def print_error(error: BaseException | str, with_traceback_of: BaseException | N
     if with_traceback_of is not None:
         traceback.print_exception(with_traceback_of)
     print(f"error: {error_message(error)}", file=sys.stderr, flush=True)
+
+
+def call_command(command: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    """The exit code of a command; 2 for an error in what the user gave."""
+    try:
+        return command(arguments)
+    except (FlDistError, OSError) as e:
+        print_error(e, e if arguments.traceback else None)
+        return 2
 
 
 def add_traceback_option(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,8 @@ from fl_dist.data import datasets
 from fl_dist.data.augmentation import augmentations
 from fl_dist.data.partition import partitions
 from fl_dist.models import models
-from fl_dist.optimizers import optimizers, schedules
+from fl_dist.optimizers.base import optimizers
+from fl_dist.optimizers.schedules import schedules
 from fl_dist.tasks import tasks
 
 BUILDER_SECTIONS: dict[str, Registry[Any]] = {

@@ -6,7 +6,7 @@ from typing import Any
 from fl_dist.common.formatting import shorten
 from fl_dist.config.loading import validate
 from fl_dist.config.schema import LAYOUT_KEYS
-from fl_dist.optimizers import depends_on_rounds
+from fl_dist.optimizers.schedules import depends_on_rounds
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

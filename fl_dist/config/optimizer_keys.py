@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from fl_dist.common.errors import ConfigError
 from fl_dist.config.schema import Config
-from fl_dist.optimizers import build_optimizer, check_optimizer, optimizers, schedules
+from fl_dist.optimizers.base import build_optimizer, check_optimizer, optimizers
+from fl_dist.optimizers.schedules import schedules
 
 
 def neutral_keys(config: Config) -> dict[str, float]:

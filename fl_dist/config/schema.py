@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fl_dist.common.registry import StrictModel
-from fl_dist.optimizers import build_rate
-from fl_dist.optimizers.schedules import Rate
+from fl_dist.optimizers.schedules import Rate, build_rate
 
 MAX_COUNT = 10**7
 """Of clients, epochs, rows of a batch: larger numbers are typing errors."""

@@ -6,6 +6,7 @@ python -m fl_dist.data show my.yaml [key.sub=value ...] [-o clients.png]
 """
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
 def _fetch(arguments: argparse.Namespace) -> None:
     from fl_dist.data.download import download
 
-    with terminal.show_log("fl_dist.data"):
+    with terminal.handle_log("fl_dist.data", logging.StreamHandler(sys.stdout)):  # the library reports there
         download(arguments.name, expand_path(arguments.root), arguments.again)
 
 
@@ -131,5 +132,4 @@ def _cache(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    terminal.prepare_terminal()
-    sys.exit(main())
+    terminal.run_program(main)

@@ -165,7 +165,7 @@ def _write_rows(
                     shape, dtype = _row_type(block, settings)
                     arrays[split] = allocate(f"x_{split}", (int(mask.sum()), *shape), dtype)
                 out = arrays[split][written[split] : written[split] + len(chosen)]
-                _fill(out, block, chosen, settings, file)
+                _fill(out, block, chosen, file)
                 written[split] += len(chosen)
             row += len(block)
 
@@ -176,7 +176,7 @@ def _row_type(block: Block, settings: ColumnSettings) -> tuple[tuple[int, ...], 
     return (3, settings.size, settings.size), np.uint8
 
 
-def _fill(out: np.ndarray, block: Block, chosen: np.ndarray, settings: ColumnSettings, file: Path) -> None:
+def _fill(out: np.ndarray, block: Block, chosen: np.ndarray, file: Path) -> None:
     if isinstance(block, list):
         decode_images([block[k] for k in chosen], out, resize, str(file))
     elif block.shape[1:] != out.shape[1:]:

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fl_dist.common.errors import ConfigError, FlDistError, describe_error, error_location, error_message
+from fl_dist.common.terminal import print_error
 from fl_dist.distributed import hardware_errors
+from fl_dist.distributed.rank_exit import exit_rank
+from fl_dist.distributed.rank_info import RankInfo, is_rank0
 from fl_dist.distributed.signals import EXIT_BAD_CONFIG
 
 log = logging.getLogger(__name__)
@@ -71,3 +74,12 @@ def exit_error(caught: SystemExit | KeyboardInterrupt) -> Exception:
     error = RuntimeError(f"something {what}{error_location(caught)}")
     error.__cause__ = caught
     return error
+
+
+def end_failed_run(error: Exception, rank_info: RankInfo | None, code: int, with_traceback: bool) -> int:
+    """Rank 0 prints the error. A rank of a job leaves at once; one process alone returns the exit code."""
+    if is_rank0(rank_info):
+        print_error(error_line(error), error if with_traceback else None)
+    if rank_info is not None:
+        exit_rank(code)
+    return code

@@ -10,10 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from fl_dist.common.terminal import print_error
-from fl_dist.distributed.failures import error_line
-from fl_dist.distributed.rank_info import RankInfo, is_rank0
-
 _functions: list[Callable[[int], int]] = []
 
 
@@ -37,12 +33,3 @@ def exit_rank(code: int) -> NoReturn:
         sys.stderr.flush()
     finally:
         os._exit(code)
-
-
-def end_failed_run(error: Exception, rank_info: RankInfo | None, code: int, with_traceback: bool) -> int:
-    """Rank 0 prints the error. A rank of a job leaves at once; one process alone returns the exit code."""
-    if is_rank0(rank_info):
-        print_error(error_line(error), error if with_traceback else None)
-    if rank_info is not None:
-        exit_rank(code)
-    return code

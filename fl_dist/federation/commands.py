@@ -1,6 +1,5 @@
 """The one message by which rank 0 tells every rank what to do next."""
 
-import struct
 from enum import IntEnum
 from typing import NamedTuple, get_type_hints
 
@@ -71,39 +70,24 @@ class Command(NamedTuple):
     sample: int = 0
     """These four: of fine-tuning, as in `diagnostics.base`."""
 
-    def encode(self) -> list[int]:
-        return [_float_to_bits(v) if kind is float else int(v) for v, kind in zip(self, _KINDS, strict=True)]
+    def encode(self) -> list[float]:
+        return [float(value) for value in self]
 
     @staticmethod
-    def decode(words: list[int]) -> "Command":
-        pairs = zip(words, _KINDS, strict=True)
-        return Command._make(_bits_to_float(word) if kind is float else kind(word) for word, kind in pairs)
-
-
-def _float_to_bits(number: float) -> int:
-    return int(struct.unpack("q", struct.pack("d", number))[0])
-
-
-def _bits_to_float(bits: int) -> float:
-    return float(struct.unpack("d", struct.pack("q", bits))[0])
+    def decode(words: list[float]) -> "Command":
+        return Command._make(kind(word) for word, kind in zip(words, _KINDS, strict=True))
 
 
 _KINDS = tuple(get_type_hints(Command).values())
 LENGTH = len(Command._fields)
-"""Words of an encoded command."""
+"""Words of an encoded command: in float64, which holds every number of a command exactly."""
 
 
-class CommandChannel:
-    """Commands between rounds; that of a round travels with the model, in the downlink."""
+def send_command(command: Command, collectives: Collectives) -> None:
+    """Between rounds; that of a round travels with the model, in the downlink."""
+    collectives.broadcast(torch.tensor(command.encode(), dtype=torch.float64))
 
-    def __init__(self, collectives: Collectives) -> None:
-        self._collectives = collectives
-        self._words = torch.zeros(LENGTH, dtype=torch.int64)
 
-    def send(self, command: Command) -> None:
-        self._words.copy_(torch.tensor(command.encode()))
-        self._collectives.broadcast(self._words)
-
-    def receive(self) -> Command:
-        self._collectives.broadcast(self._words)
-        return Command.decode(self._words.tolist())
+def receive_command(collectives: Collectives) -> Command:
+    collectives.broadcast(words := torch.zeros(LENGTH, dtype=torch.float64))
+    return Command.decode(words.tolist())

@@ -15,10 +15,10 @@ ALIGNMENT = 512
 
 
 class Downlink:
-    """A header of integers and aligned vectors in one run of bytes."""
+    """A header of whole numbers and aligned vectors in one run of bytes."""
 
     def __init__(self, published: StateTemplate, buffers: Tensor, max_cohort: int, device: torch.device) -> None:
-        fields = {"header": ((LENGTH + 1 + 2 * max_cohort,), torch.int64), **published}
+        fields = {"header": ((LENGTH + 1 + 2 * max_cohort,), torch.float64), **published}
         fields["buffers"] = (tuple(buffers.shape), buffers.dtype)
         lengths = [math.prod(shape) * dtype.itemsize for shape, dtype in fields.values()]
         aligned = [-(-length // ALIGNMENT) * ALIGNMENT for length in lengths]
@@ -42,6 +42,6 @@ class Downlink:
 
     def read(self) -> tuple[Command, dict[int, int]]:
         """The command, and which rank trains which client."""
-        header = self._header.tolist()
-        clients, count = header[LENGTH + 1 :], header[LENGTH]
-        return Command.decode(header[:LENGTH]), dict(zip(clients[:count], clients[count : 2 * count], strict=True))
+        words = self._header.tolist()
+        count, *clients = map(int, words[LENGTH:])
+        return Command.decode(words[:LENGTH]), dict(zip(clients[:count], clients[count : 2 * count], strict=True))

@@ -11,7 +11,8 @@ from fl_dist.algorithms import build
 from fl_dist.algorithms.core import Round, Vars
 from fl_dist.callbacks.base import Measurements
 from fl_dist.common.randomness import seed_global, torch_seed
-from fl_dist.config import Config, read_schedule
+from fl_dist.config import Config
+from fl_dist.config.client_schedule import read_schedule
 from fl_dist.data.augmentation import augmentations
 from fl_dist.data.dataset import fill_empty_splits
 from fl_dist.distributed.bf16 import ensure_weights_work
@@ -26,7 +27,7 @@ from fl_dist.federation.client_state import StateTemplate, template_of
 from fl_dist.federation.flat_model import FlatModel
 from fl_dist.federation.local_rows import gather_local_rows
 from fl_dist.models import ModelInterface, build_model
-from fl_dist.optimizers import build_optimizer, client_variables
+from fl_dist.optimizers.base import build_optimizer, client_variables
 from fl_dist.tasks import Task, tasks
 
 UPDATE, BUFFERS = "update", "buffers"

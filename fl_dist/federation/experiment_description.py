@@ -10,7 +10,7 @@ from fl_dist.common.formatting import pluralize
 from fl_dist.common.hashing import hash_tensors
 from fl_dist.common.imports import hash_sources
 from fl_dist.common.rows import main_tensor
-from fl_dist.config import user_import_paths
+from fl_dist.config.builder_sections import user_import_paths
 from fl_dist.federation.experiment import Experiment
 from fl_dist.models import PretrainedModule, describe_pretrained
 from fl_dist.storage.run_folder import CODE

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_dist.algorithms.core import Algorithm, Batch, ModelOutput, Round, Vars
 from fl_dist.common.errors import ConfigError, FlDistError, describe_error
-from fl_dist.common.hook_contract import HookContractError, describe_value
+from fl_dist.common.hook_contract import HookContractError, require_vector_like
 from fl_dist.common.randomness import seed_global, torch_seed
 from fl_dist.common.rows import Rows
 from fl_dist.distributed import bf16, hardware_errors
@@ -21,7 +21,7 @@ from fl_dist.federation.flat_model import FlatModel
 from fl_dist.federation.trajectory_recorder import TrajectoryRecorder
 from fl_dist.federation.uplink import REMEDY, OutOfRangeError
 from fl_dist.models import CompiledModule, LayerOutputs, describe_compile_error, differentiable_rnn
-from fl_dist.optimizers import build_optimizer, client_variables, pop_client_variables
+from fl_dist.optimizers.base import build_optimizer, client_variables, pop_client_variables
 
 DIVERGED_MESSAGE = f"training diverged, its loss is not finite; {REMEDY}"
 
@@ -152,7 +152,9 @@ class LocalTraining:
                 self.recorder.step(number, w)
             grad = _BatchOracle(self, batch, s, state)
             step = self.algorithm.oracle(grad, s, state, r, checked=number == 0)(w)
-            self.optimizer.step(w, self._clip(_require_direction(step, w)), optimizer_state, r.lr)
+            # Kernels of optimisers do not check: another shape would crash the interpreter.
+            require_vector_like("the direction of a local step", step, w)
+            self.optimizer.step(w, self._clip(step), optimizer_state, r.lr)
             if grad.loss is not None:
                 total += grad.loss
             if self.deadline is not None and self.seconds > self.deadline:
@@ -200,16 +202,6 @@ class LocalTraining:
             self.model.train()
         self.forwards = self.backwards = 0
         return total.div_(max(1, count))
-
-
-def _require_direction(step: Tensor, w: Tensor) -> Tensor:
-    """Kernels of optimisers do not check: another shape would crash the interpreter."""
-    if step.shape != w.shape or step.dtype != w.dtype or step.device != w.device:
-        raise HookContractError(
-            f"the direction of a local step became {describe_value(step)}, "
-            f"not a vector like the model, {describe_value(w)}"
-        )
-    return step
 
 
 class _BatchOracle:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fl_dist.data import normalise
 from fl_dist.diagnostics.base import ALL_ROWS, TEST_ROWS, FineTuning, MeasurementError
-from fl_dist.federation.commands import Action, Command
+from fl_dist.federation.commands import Action, Command, send_command
 from fl_dist.federation.metric_sums import mean_of_words, read_bits_table
 from fl_dist.federation.oracle_worker import COUNT_UNIT, VECTOR_NAMES, OracleWorker
 
@@ -23,7 +23,7 @@ class LossOracle:
 
     def end(self) -> None:
         """Let the other ranks go on."""
-        self.worker.channel.send(Command(Action.END_DIAGNOSTICS))
+        send_command(Command(Action.END_DIAGNOSTICS), self.worker.group.collectives)
 
     def loss(self, w: Tensor, rows: int = ALL_ROWS) -> float:
         return mean_of_words(self._ask(Command(Action.LOSS, rows=rows), w))
@@ -83,11 +83,11 @@ class LossOracle:
         return self.worker.fetched or {}
 
     def _ask(self, command: Command, *vectors: Tensor) -> Tensor:
-        worker = self.worker
-        worker.channel.send(command)
+        worker, collectives = self.worker, self.worker.group.collectives
+        send_command(command, collectives)
         for point, vector in zip(worker.points, vectors, strict=False):
             point.copy_(vector)
-        worker.group.collectives.broadcast(worker.points[: len(vectors)])
+        collectives.broadcast(worker.points[: len(vectors)])
         return worker.answer(command)
 
     def _of_trained(self, command: Command, *vectors: Tensor) -> list[float]:

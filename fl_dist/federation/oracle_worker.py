@@ -17,7 +17,7 @@ from fl_dist.diagnostics.base import RECORDED_STEP_FRACTIONS, FineTuning
 from fl_dist.distributed import fault_injection
 from fl_dist.distributed.process_group import ProcessGroup
 from fl_dist.federation.client_state import ClientStateStore
-from fl_dist.federation.commands import Action, Command, CommandChannel
+from fl_dist.federation.commands import Action, Command, receive_command
 from fl_dist.federation.experiment import Experiment
 from fl_dist.federation.fine_tuning import ClientFineTuning, sample_clients
 from fl_dist.federation.fixed_point import FixedPoint, FixedPointSum, ScratchBuffers
@@ -48,7 +48,7 @@ class OracleWorker:
     def __init__(self, experiment: Experiment, group: ProcessGroup, states: ClientStateStore) -> None:
         self.experiment, self.group, self.states = experiment, group, states
         self.model = experiment.eval_model
-        self.channel, self.share = CommandChannel(group.collectives), MeasurementShare(experiment, group)
+        self.share = MeasurementShare(experiment, group)
         self.rows = MeasuredRows(experiment, self.share, group.failure_detector.progress)
         self.fetched: dict[str, Tensor] | None = None
         """On rank 0, the client's variables that were asked for last."""
@@ -85,7 +85,7 @@ class OracleWorker:
 
     def serve(self) -> None:
         """On ranks other than 0: answer until rank 0 is done."""
-        while (command := self.channel.receive()).action is not Action.END_DIAGNOSTICS:
+        while (command := receive_command(self.group.collectives)).action is not Action.END_DIAGNOSTICS:
             self.group.collectives.broadcast(self.points[: VECTORS_SENT.get(command.action, 1)])
             self.answer(command)
 

@@ -227,8 +227,8 @@ class ServerLoop:
             write_line(f"interrupted after round {self.records[-1].round}; start it again to resume")
 
     def close(self) -> None:
-        """At the end of an attempt, also after an error."""
-        for callback in self._callbacks():
+        """At the end of an attempt, also after an error; those that a configuration lists are not closed here."""
+        for callback in (*self._builtin, self._wandb):
             callback.close()
 
     def _write_model(self) -> None:

@@ -65,16 +65,16 @@ class TrainingLoop:
         root, has_state, keep = folder.checkpoints, bool(experiment.template), experiment.config.checkpoint.keep
         manager = CheckpointManager(root, run_id, keep, start, folder.mark_has_checkpoint) if group.rank == 0 else None
         self.writer = CheckpointWriter(root, group, run_id, manager, transfer, has_state)
+        self.worker = Worker(experiment, group, client_reader(root, start), folder.path, transfer)
+        self.down, self.up = build_messages(experiment, group.size)
+        self.oracle_worker = OracleWorker(experiment, group, self.worker.states)
         self.server_loop: ServerLoop | None = None
         """On rank 0."""
         if group.rank == 0:
             server = Server(experiment, list(group.workers), server_vars)
-            self.server_loop = ServerLoop(
+            self.server_loop = ServerLoop(  # last: it begins what has to be closed
                 experiment, group, folder, server, self.writer, self.timer, self.evaluator, start, callbacks
             )
-        self.worker = Worker(experiment, group, client_reader(root, start), folder.path, transfer)
-        self.down, self.up = build_messages(experiment, group.size)
-        self.oracle_worker = OracleWorker(experiment, group, self.worker.states)
 
     def close(self) -> None:
         """At the end of an attempt, also after an error."""

@@ -3,7 +3,6 @@
 python -m fl_dist.metrics
 """
 
-import sys
 from collections.abc import Sequence
 
 from fl_dist.common import terminal
@@ -17,5 +16,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    terminal.prepare_terminal()
-    sys.exit(main())
+    terminal.run_program(main)

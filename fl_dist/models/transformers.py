@@ -115,7 +115,7 @@ def _build_network(library: Any, source: Source, outputs: int, vocabulary: int, 
             config.pad_token_id = config.eos_token_id if isinstance(config.eos_token_id, int) else 0
     auto = library.AutoModelForCausalLM if per_token else library.AutoModelForSequenceClassification
     if source.folder is not None:
-        return load_network(library, auto, config, source.folder, dtype, has_new_head=not per_token)
+        return load_network(auto, config, source.folder, dtype, has_new_head=not per_token)
     try:
         return auto.from_config(config, dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32)
     except Exception as error:

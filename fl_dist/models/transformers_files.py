@@ -127,7 +127,7 @@ def _fill_vocabulary(default: Any, settings: dict[str, Any], ids: int) -> dict[s
     return dict.fromkeys(absent) | completed
 
 
-def load_network(library: Any, auto: Any, config: Any, folder: Path, dtype: Dtype, has_new_head: bool) -> Any:
+def load_network(auto: Any, config: Any, folder: Path, dtype: Dtype, has_new_head: bool) -> Any:
     """A network with the weights of a folder. They stay in the mapped file, which all ranks share, unless converted."""
     try:
         network, info = auto.from_pretrained(

@@ -4,7 +4,6 @@ python -m fl_dist.report SWEEP.yaml [key.sub=value ...] or RUN ... [-o report.ht
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from functools import partial
 
@@ -17,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     from fl_dist.report.command import report_command  # takes seconds
 
-    return report_command(arguments)
+    return terminal.call_command(report_command, arguments)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,5 +32,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    terminal.prepare_terminal()
-    sys.exit(main())
+    terminal.run_program(main)

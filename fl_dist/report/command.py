@@ -2,8 +2,6 @@
 
 import argparse
 
-from fl_dist.common import terminal
-from fl_dist.common.errors import FlDistError
 from fl_dist.common.files import write_output
 from fl_dist.common.formatting import format_bytes
 from fl_dist.common.paths import expand_path
@@ -16,17 +14,13 @@ from fl_dist.results.arguments import expand_arguments
 
 
 def report_command(arguments: argparse.Namespace) -> int:
-    try:
-        load_plotly()  # before the runs are read, which takes longer
-        with open_archives(arguments.sources) as archives:
-            source = RunSource(expand_arguments(arguments.runs), arguments.only, arguments.published, archives)
-            if arguments.serve:
-                serve(LiveDocument(source), arguments.port)
-            else:
-                file = expand_path(arguments.output)
-                size = write_output(file, render_page(build_document(source, SeriesCache())))
-                print(f"{file} ({format_bytes(size)})")
-    except (FlDistError, OSError) as e:
-        terminal.print_error(e, e if arguments.traceback else None)
-        return 2
+    load_plotly()  # before the runs are read, which takes longer
+    with open_archives(arguments.sources) as archives:
+        source = RunSource(expand_arguments(arguments.runs), arguments.only, arguments.published, archives)
+        if arguments.serve:
+            serve(LiveDocument(source), arguments.port)
+        else:
+            file = expand_path(arguments.output)
+            size = write_output(file, render_page(build_document(source, SeriesCache())))
+            print(f"{file} ({format_bytes(size)})")
     return 0

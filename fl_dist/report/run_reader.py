@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fl_dist.common.errors import error_message
 from fl_dist.common.files import parse_lines, parse_object, read_file
 from fl_dist.common.formatting import pluralize, shorten
-from fl_dist.config import read_recorded_config
+from fl_dist.config.overrides import read_recorded_config
 from fl_dist.metrics.file import describe_repeated, drop_repeated
 from fl_dist.metrics.record import RoundRecord, parse_record
 from fl_dist.report.numbers import finite_or_none, mapping_or_empty, number_grid, number_list

@@ -13,20 +13,17 @@ NUMBER_KEYS = [info.key for info in list_keys() if info.key != "dropped"]
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs", nargs="+", metavar="SWEEP.yaml or RUN", help="sweeps' files with their overrides, or folders of runs"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="SWEEP.yaml or RUN", help="sweeps' files with their overrides, or folders of runs")
+    add(
         "--only",
         action="append",
         default=[],
         metavar="PATTERN",
         help="only runs of this name or label (may be repeated)",
     )
-    parser.add_argument(
-        "--published", metavar="FILE", help="numbers to show beside ours (default: published.csv beside the sweep)"
-    )
-    parser.add_argument(
+    add("--published", metavar="FILE", help="numbers to show beside ours (default: published.csv beside the sweep)")
+    add(
         "--from",
         dest="sources",
         action="append",

@@ -8,8 +8,9 @@ from typing import Any
 from fl_dist.common.errors import ConfigError, error_message
 from fl_dist.common.formatting import suggest
 from fl_dist.common.paths import expand_path
-from fl_dist.config import LAYOUT_KEYS, read_recorded_config
 from fl_dist.config.comparison import flatten_keys
+from fl_dist.config.overrides import read_recorded_config
+from fl_dist.config.schema import LAYOUT_KEYS
 from fl_dist.config.sweep_file import Sweep
 from fl_dist.config.sweeps import COLUMN, LIST, ROW, SweepRun, axis_names, matches_any, read_sweep
 from fl_dist.metrics.file import read_records

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_dist.common import terminal
-from fl_dist.common.errors import ConfigError, FlDistError
+from fl_dist.common.errors import ConfigError
 from fl_dist.common.files import write_output
 from fl_dist.common.formatting import suggest
 from fl_dist.common.paths import expand_path
@@ -23,13 +23,9 @@ from fl_dist.results.table import build_table, columns_of_mean, is_whole_mean
 
 
 def results_command(arguments: argparse.Namespace) -> int:
-    try:
-        with terminal.warnings_in_one_line(), open_archives(arguments.sources) as archives:
-            words, own_first = expand_arguments(arguments.runs), arguments.archive is not None
-            _show(arguments, collect(words, arguments.only, archives=archives, own_first=own_first))
-    except (FlDistError, OSError) as e:
-        terminal.print_error(e, e if arguments.traceback else None)
-        return 2
+    with terminal.warnings_in_one_line(), open_archives(arguments.sources) as archives:
+        words, own_first = expand_arguments(arguments.runs), arguments.archive is not None
+        _show(arguments, collect(words, arguments.only, archives=archives, own_first=own_first))
     return 0
 
 

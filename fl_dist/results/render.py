@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import groupby
 
+from fl_dist.common.formatting import align_columns
 from fl_dist.results.cells import FAILED, NO_RUN, NOT_REACHED, Measure, Number
 from fl_dist.results.table import ResultsTable
 
@@ -19,13 +20,7 @@ def render_text(table: ResultsTable) -> str:
     if any(measure for _, measure in headers):
         lines.append(["", *(measure for _, measure in headers)])
     lines += [[row, *(cell for cell, _ in cells)] for row, cells in format_rows(table)]
-    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
-    aligned = ["  ".join(_align(cell, widths[k], k) for k, cell in enumerate(line)).rstrip() for line in lines]
-    return "\n".join([*aligned, "", *table.notes])
-
-
-def _align(cell: str, width: int, column: int) -> str:
-    return cell.rjust(width) if column else cell.ljust(width)
+    return "\n".join([*align_columns(lines, str.rjust), "", *table.notes])
 
 
 def render_markdown(table: ResultsTable) -> str:

@@ -14,7 +14,9 @@ from fl_dist.common.files import read_file, write_atomically
 from fl_dist.common.formatting import shorten
 from fl_dist.common.paths import expand_path
 from fl_dist.common.yaml_reader import to_yaml
-from fl_dist.config import Config, differences, read_recorded_config
+from fl_dist.config import Config
+from fl_dist.config.comparison import differences
+from fl_dist.config.overrides import read_recorded_config
 from fl_dist.storage.folder_lock import LOCK, FolderLock
 
 MODEL, CONFIG, METRICS, CHECKPOINT = "model.safetensors", "config.yaml", "metrics.jsonl", "checkpoint"

@@ -96,6 +96,10 @@ class TestHelp:
         assert (result.returncode, result.stderr) == (0, "")
         assert result.stdout.startswith(f"usage: python -m {COMMANDS[command][0].removesuffix('.__main__')} ")
 
+    def test_a_rank_can_be_ended_before_slow_imports(self, run_python: RunPython) -> None:
+        result = run_python("-c", "import launch.rank")
+        assert (result.returncode, result.stderr) == (0, "")
+
     def test_of_the_one_command_and_its_version(self, run_python: RunPython) -> None:
         result = run_python("-m", "fl_dist", "--help")
         assert (result.returncode, result.stderr) == (0, "")

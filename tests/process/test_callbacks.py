@@ -17,6 +17,18 @@ SETTINGS = (
     f"callbacks=[{CALLBACK_LIST}]",
 )
 
+NEVER_CLOSES = """
+import time
+from fl_dist import Callback
+
+class NeverCloses(Callback):
+    def on_round_end(self, record, context):
+        raise ValueError("no answer")
+
+    def close(self):
+        time.sleep(3600)
+"""
+
 
 def test_the_guide_works_from_an_empty_folder_in_one_process_and_on_three_ranks(tmp_path: Path) -> None:
     installed, workspace = tmp_path / "installed", tmp_path / "workspace"
@@ -51,6 +63,14 @@ def test_a_run_stops_in_the_same_round_on_any_layout(layout: str, single_process
     assert code == 0, output
     assert_same_stop(single_process, tmp_path / "run")
     assert list((tmp_path / "run" / "tensorboard").glob("events.out.tfevents.*"))
+
+
+def test_a_callback_that_never_closes_does_not_hide_why_a_job_failed(tmp_path: Path) -> None:
+    """As one whose disk does not answer."""
+    (tmp_path / "my_callbacks.py").write_text(NEVER_CLOSES)
+    command = [sys.executable, "-m", "launch.local", "-n", "2", *SETTINGS, f"run.dir={tmp_path / 'run'}"]
+    code, output = run([*command, "callbacks=['my_callbacks:NeverCloses']"], cwd=tmp_path)
+    assert code == 1 and "callback my_callbacks:NeverCloses failed in on_round_end: ValueError: no answer" in output
 
 
 @exhaustive

@@ -21,7 +21,8 @@ from torch import nn
 from fl_dist.common import yaml_reader
 from fl_dist.common.errors import MAX_MESSAGE_LENGTH
 from fl_dist.common.yaml_reader import MAX_DEPTH, YamlError, parse_yaml, read_yaml, to_yaml
-from fl_dist.config import BUILDER_SECTIONS, Config, load
+from fl_dist.config import Config, load
+from fl_dist.config.builder_sections import BUILDER_SECTIONS
 from fl_dist.main import main
 from fl_dist.metrics.file import DAMAGED, MetricsFile
 from fl_dist.metrics.record import RoundRecord

@@ -22,6 +22,7 @@ from fl_dist import Callback
 from fl_dist.callbacks.base import CallbackList, ListedCallback, Measurements, RunContext
 from fl_dist.callbacks.early_stopping import EarlyStopping
 from fl_dist.config import load
+from fl_dist.federation.train import TrainingLoop
 from fl_dist.main import main
 from fl_dist.metrics.record import RoundRecord
 from fl_dist.tasks.classification import Classification
@@ -124,25 +125,35 @@ class Meddler(Callback):
 
 
 class Closing(Callback):
-    """Fails or calls sys.exit, and records that it was closed."""
+    """Fails or calls sys.exit in a hook, and records that it was closed."""
 
-    def __init__(self, *, exits: bool = False) -> None:
-        self.exits = exits
+    def __init__(self, *, exits: bool = False, hook: str = "on_round_end") -> None:
+        self.exits, self.hook = exits, hook
 
     def on_round_end(self, record: RoundRecord, context: RunContext) -> None:
-        if self.exits:
-            sys.exit(0)
-        raise KeyError("no such channel")
+        self._fail("on_round_end")
 
     def close(self) -> None:
         Recorder.calls.append(("close", None))
+        self._fail("close")
+
+    def _fail(self, hook: str) -> None:
+        if hook == self.hook:
+            if self.exits:
+                sys.exit(0)
+            raise KeyError("no such channel")
+
+
+class FolderRemover(Callback):
+    def on_run_begin(self, context: RunContext) -> None:
+        Path.cwd().rmdir()
 
 
 class Misspelt(Callback):
     def on_roundend(self, record: RoundRecord, context: RunContext) -> None: ...
 
 
-RECORDER = "tests.unit.test_callbacks:Recorder"
+RECORDER, CLOSING = "tests.unit.test_callbacks:Recorder", "tests.unit.test_callbacks:Closing"
 
 
 def test_a_misspelt_hook_is_refused(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,12 +198,49 @@ def test_global_state_that_a_callback_changes_does_not_reach_the_training(train:
 def test_callbacks_are_closed_after_a_failure(
     exits: bool, train: Train, calls: list[tuple[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = "tests.unit.test_callbacks:Closing"
-    train("run", f"callbacks=[{{'{name}': {{exits: {exits}}}}}, tensorboard]", expect=1)
+    train("run", f"callbacks=[{{'{CLOSING}': {{exits: {exits}}}}}, tensorboard]", expect=1)
     assert calls == [("close", None)]
     what = "it called sys.exit(0)" if exits else "KeyError: 'no such channel'"
-    assert f"callback {name} failed in on_round_end: {what}" in capsys.readouterr().err
+    assert f"callback {CLOSING} failed in on_round_end: {what}" in capsys.readouterr().err
     assert not [thread for thread in threading.enumerate() if "EventLogger" in type(thread).__name__]
+
+
+@pytest.mark.parametrize("exits", [False, True])
+def test_a_callback_that_fails_in_close_fails_no_finished_run(
+    exits: bool, train: Train, calls: list[tuple[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = f"{{'{CLOSING}': {{exits: {exits}, hook: close}}}}"
+    train("run", f"callbacks=[{failing}, {failing}]")
+    assert calls == [("close", None)] * 2
+    assert f"warning: callback {CLOSING} #2 failed in close" in capsys.readouterr().err
+
+
+def test_a_callback_that_was_left_out_is_closed(train: Train, calls: list[tuple[str, Any]]) -> None:
+    train("run", f"callbacks=[{{'{CLOSING}': {{optional: true}}}}]")
+    assert calls == [("close", None)]
+
+
+def test_callbacks_are_closed_if_something_else_fails(train: Train, calls: list[tuple[str, Any]]) -> None:
+    with mock.patch.object(TrainingLoop, "run_round", mock.Mock(side_effect=MemoryError)):
+        train("run", f"callbacks=['{CLOSING}']", expect=1)
+    assert calls == [("close", None)]
+
+
+def test_callbacks_work_after_the_working_folder_was_removed(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a scratch folder that is cleaned while a job runs."""
+    (tmp_path / "start").mkdir()
+    monkeypatch.chdir(tmp_path / "start")
+    train("run", f"callbacks=['tests.unit.test_callbacks:FolderRemover', '{RECORDER}']")
+
+
+def test_a_callback_that_was_left_out_changes_no_state_of_others(train: Train, calls: list[tuple[str, Any]]) -> None:
+    left_out = f"{{'{RECORDER}': {{fail_in: on_round_end, round: 2, optional: true}}}}"
+    train("run", f"callbacks=[{left_out}, '{RECORDER}']")
+    calls.clear()
+    train("run", f"callbacks=['{RECORDER}', '{RECORDER}']", "rounds=6")
+    assert calls[:2] == [("on_run_begin", (5, 0)), ("on_run_begin", (5, 4))]
 
 
 def test_the_mirror_of_a_failed_run_ends_by_itself(train: Train) -> None:
@@ -203,7 +251,7 @@ def test_the_mirror_of_a_failed_run_ends_by_itself(train: Train) -> None:
         return started[-1]
 
     with mock.patch.object(subprocess, "Popen", record_start):
-        train("run", "monitor.wandb.mode=offline", "callbacks=['tests.unit.test_callbacks:Closing']", expect=1)
+        train("run", "monitor.wandb.mode=offline", f"callbacks=['{CLOSING}']", expect=1)
     (mirror,) = started
     mirror.wait(TIMEOUT_SECONDS)
 

@@ -22,7 +22,8 @@ from fl_dist.algorithms.fedsam import Rho, Sam
 from fl_dist.algorithms.paper_costs import PAPER_COSTS
 from fl_dist.callbacks import callbacks
 from fl_dist.common.registry import Registry
-from fl_dist.config import BUILDER_SECTIONS, validate
+from fl_dist.config import validate
+from fl_dist.config.builder_sections import BUILDER_SECTIONS
 from fl_dist.config.sweeps import read_sweep
 from fl_dist.diagnostics import diagnostics
 from fl_dist.metrics.keys import markdown_table

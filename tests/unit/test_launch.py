@@ -163,6 +163,11 @@ def test_profiles_are_checked(config, tmp_path, capsys):
     assert "no profile 'her'" in capsys.readouterr().err
 
 
+def test_a_folder_that_slurm_would_rename_is_refused(config, tmp_path, capsys):
+    assert submit.main([config, f"run.dir={tmp_path}/run%a"]) == 2
+    assert "replace %a in names of files" in capsys.readouterr().err
+
+
 def test_submitting_without_slurm_is_refused(config, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert submit.main([config, f"run.dir={tmp_path}/run"]) == 2

@@ -18,7 +18,8 @@ from fl_dist.algorithms.memory_needs import memory_needs
 from fl_dist.common.randomness import torch_generator
 from fl_dist.config import Config, ConfigError, load, validate
 from fl_dist.main import main
-from fl_dist.optimizers import Optimizer, build_rate, check_optimizer, optimizers, schedules
+from fl_dist.optimizers.base import Optimizer, check_optimizer, optimizers
+from fl_dist.optimizers.schedules import build_rate, schedules
 from fl_dist.optimizers.sgd import SGD
 from tests.support.harness import CLASSES, FEATURES, HIDDEN, SIZES, Settings, TrainingHarness, run_with_checkpoints
 from tests.support.processes import NO_WANDB

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_dist.common.errors import ConfigError, FlDistError
+from fl_dist.common.errors import ConfigError, FlDistError, UserError
 from fl_dist.common.yaml_reader import read_yaml, to_yaml
 from fl_dist.config import validate
 from fl_dist.main import main
@@ -43,9 +43,9 @@ def test_a_folder_without_run_info_has_no_facts(tmp_path: Path) -> None:
 
 
 def test_only_a_folder_in_use_is_a_user_error() -> None:
-    assert issubclass(FolderInUseError, ConfigError) and FolderInUseError.is_user_error
+    assert issubclass(FolderInUseError, ConfigError)
     for error in (CorruptCheckpointError, CheckpointFailedError, FolderLostError):
-        assert issubclass(error, FlDistError) and not error.is_user_error
+        assert issubclass(error, FlDistError) and not issubclass(error, UserError)
 
 
 @pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "attempts.jsonl", "logs/rank0.log"])

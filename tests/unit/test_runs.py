@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import nn
 
 import fl_dist
 from fl_dist.algorithms.core import Algorithm, Part
+from fl_dist.common import global_state
 from fl_dist.common.errors import ConfigError, FlDistError
 from fl_dist.common.global_state import preserve_global_state
 from fl_dist.data import Dataset
@@ -228,6 +230,42 @@ def test_loading_a_run_imports_no_user_code(finished: fl_dist.Run, tmp_path: Pat
     assert run.config.model["name"] == "nothing_of_that_name:net" and run.summary["rounds"] == 1
     with pytest.raises(ConfigError, match="there is no module 'nothing_of_that_name'"):
         run.model()
+
+
+def test_the_task_of_a_loaded_run_may_import_from_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it is built, some time after its module was imported."""
+    (tmp_path / "late_helper.py").write_text("PERCENT = True\n")
+    (tmp_path / "late_task.py").write_text(
+        "from fl_dist.tasks.classification import Classification\n\n"
+        "class Late(Classification):\n    def __init__(self):\n        import late_helper\n        super().__init__()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    path = fl_dist.run(SMALL, rounds=1, task="late_task:Late", run={"dir": tmp_path / "run"}, quiet=True).path
+    sys.modules.pop("late_helper")
+    assert fl_dist.load(path).task.primary_metric.name == "accuracy"
+    assert str(tmp_path) not in sys.path
+
+
+@pytest.mark.parametrize("has_precisions", [False, True])
+def test_settings_of_older_and_newer_torch_are_preserved(has_precisions: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.backends.cudnn.conv and the names of precisions are new in torch 2.9."""
+    name = "fp32_precision" if has_precisions else "allow_tf32"
+    owners = [SimpleNamespace(**{name: "before"}) for _ in range(3)]
+    newer = {"conv": owners[1], "rnn": owners[2]} if has_precisions else {"allow_tf32": "before"}
+    backends = SimpleNamespace(
+        cuda=SimpleNamespace(matmul=owners[0]),
+        cudnn=SimpleNamespace(benchmark=False, **newer),
+        mkldnn=SimpleNamespace(enabled=True),
+    )
+    monkeypatch.setattr(global_state, "backends", backends)
+    monkeypatch.setattr(global_state, "SETTINGS", global_state._find_settings())
+    changed = [owners[0], owners[1]] if has_precisions else [owners[0], backends.cudnn]
+    with preserve_global_state():
+        for owner in changed:
+            setattr(owner, name, "changed")
+    assert [getattr(owner, name) for owner in changed] == ["before", "before"]
 
 
 OLD_KEYS = {"rendezvous_timeout": "meeting", "final_window": "last"}

@@ -70,7 +70,7 @@ BAD_HOOKS = {
         "def begin(self, s, i, r, full):\n        i.step = 0\n\n"
         "    def direction(self, w, grad, s, i, r):\n        i.step += 1\n"
         "        return grad(w)[: 336 if i.step == 1 else 7]",
-        f"the direction of a local step became a tensor of float32 and shape [7] on cpu, not {VECTOR}",
+        f"the direction of a local step gave a tensor of float32 and shape [7] on cpu, not {VECTOR}",
     ),
     "scalar update": (
         "def update(self, delta, s, mean, r):\n        return delta.mean()",
