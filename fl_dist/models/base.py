@@ -33,15 +33,15 @@ class PretrainedModule(nn.Module):
 def require_images(name: str, shape: tuple[int, ...], min_pixels: int = 1, instead: str = "mlp") -> None:
     """ModelError unless rows are images [C, H, W] of at least `min_pixels` in height and width."""
     if len(shape) != 3 or min(shape[1:]) < min_pixels:
-        least = f" of at least {min_pixels}x{min_pixels}" if min_pixels > 1 else ""
+        minimum = f" of at least {min_pixels}x{min_pixels}" if min_pixels > 1 else ""
         raise ModelError(
-            f"model {name} needs images [C, H, W]{least}, not {list(shape)}; {advise_on_shape(shape, instead)}"
+            f"model {name} needs images [C, H, W]{minimum}, not {list(shape)}; {advise_on_shape(shape, instead)}"
         )
 
 
 def advise_on_shape(shape: tuple[int, ...], instead: str = "mlp") -> str:
     """What to do with rows that are not images [C, H, W]."""
-    if len(shape) == 2:
+    if len(shape) == 2 and min(shape) > 1:
         return f"add a channel axis, x[:, None], or use model {instead}"
     if len(shape) == 3 and shape[2] in (1, 3) and shape[0] > shape[2]:
         return "move the channels first"
