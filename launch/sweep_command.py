@@ -24,7 +24,7 @@ from launch.run_status import Status, format_table, job_log, latest_log, read_qu
 from launch.task import Task
 
 
-class Resources(cluster.Resources):
+class SweepResources(cluster.Resources):
     parallel: Annotated[int, Field(ge=1, description="runs at a time")] = 256
 
 
@@ -32,7 +32,7 @@ def sweep_command(arguments: argparse.Namespace) -> int:
     sweep, runs = read_sweep(arguments.sweep, arguments.overrides, arguments.only)
     for run in runs:
         run.command += ["--traceback"] if arguments.traceback else []
-    resources = validate_mapping(Resources, sweep.resources, f"resources of {arguments.sweep}")
+    resources = validate_mapping(SweepResources, sweep.resources, f"resources of {arguments.sweep}")
     profile = cluster.read_profile(arguments.profile, arguments.profiles)
     folder = runs[0].run.parent
     options = cluster.slurm_options(folder.name, resources, profile, resources.parallel)

@@ -54,11 +54,11 @@ class Round:
     """Clients of the round."""
     clients: int
     """All clients."""
-    first: Callable[[], Tensor]
+    get_initial: Callable[[], Tensor]
     """Builds `initial`, which few parts need."""
-    weights: Callable[[], Tensor]
+    get_weight_mask: Callable[[], Tensor]
     """Builds `is_weight`, which few parts need."""
-    parameters: Callable[[], Tensor]
+    get_parameter_mask: Callable[[], Tensor]
     """Builds `is_parameter`, which few parts need."""
     parameter_count: int
     """Parameters that are trained; vectors also have gaps between them, which hold zeros."""
@@ -80,17 +80,17 @@ class Round:
     @property
     def initial(self) -> Tensor:
         """The model before the first round."""
-        return self.first()
+        return self.get_initial()
 
     @property
     def is_weight(self) -> Tensor:
         """Mask of the entries that belong to parameters named "weight"."""
-        return self.weights()
+        return self.get_weight_mask()
 
     @property
     def is_parameter(self) -> Tensor:
         """Mask of the entries that are parameters, not gaps between them."""
-        return self.parameters()
+        return self.get_parameter_mask()
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Random numbers of this purpose, round and client (or server): the same on any number of workers."""

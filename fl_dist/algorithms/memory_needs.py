@@ -104,9 +104,9 @@ class OnDemandVectors:
     def round(self) -> Round:
         return Round(
             *(0, 1.0, 1, 1),
-            first=partial(self._use, "initial", self._initial),
-            weights=partial(self._use, "weights", self._mask),
-            parameters=partial(self._use, "parameters", self._mask),
+            get_initial=partial(self._use, "initial", self._initial),
+            get_weight_mask=partial(self._use, "weights", self._mask),
+            get_parameter_mask=partial(self._use, "parameters", self._mask),
             parameter_count=VECTOR_SIZE,
             channels=1,
             steps=1,

@@ -83,8 +83,8 @@ def check_model(
         outputs = call_module(model.module, x)
     if not isinstance(outputs, Tensor):
         raise BuilderError(f"model {name} gave {describe_value(outputs)} for {rows}; it has to give a tensor")
-    found, expected = outputs.shape[-1], interface.outputs
-    is_wrong = found < expected if task.allows_more_outputs else found != expected
+    actual, expected = outputs.shape[-1], interface.outputs
+    is_wrong = actual < expected if task.allows_more_outputs else actual != expected
     if is_wrong or outputs.shape[:1] != shape[:1]:
         expectation = f"{expected} numbers for each, as task {config.task['name']} asks"
         raise BuilderError(f"model {name} gave shape {list(outputs.shape)} for {shape[0]} {rows}, not {expectation}")

@@ -118,13 +118,13 @@ def _keep_own(everything: ClientRows, group: ProcessGroup) -> ClientRows:
     counts, hashes, data = everything.class_counts(), everything.hashes(), everything.dataset
     known_counts = None if counts is None else list(counts)
     pairs = zip(everything.training, everything.validation, strict=True)
-    held = [np.unique(np.concatenate(pair)) for pair in pairs]
-    firsts, client = np.cumsum([0, *map(len, held)]), own_client(group)
+    own_rows = [np.unique(np.concatenate(pair)) for pair in pairs]
+    firsts, client = np.cumsum([0, *map(len, own_rows)]), own_client(group)
 
     def renumber(parts: RowLists) -> RowLists:
-        return [first + np.searchsorted(own, part) for first, own, part in zip(firsts, held, parts, strict=False)]
+        return [first + np.searchsorted(own, part) for first, own, part in zip(firsts, own_rows, parts, strict=False)]
 
-    own = torch.from_numpy(held[client] if client is not None else held[0][:0])
+    own = torch.from_numpy(own_rows[client] if client is not None else own_rows[0][:0])
     return ClientRows(
         replace(data, x_train=select_rows(data.x_train, own), y_train=data.y_train[own], client=None),
         renumber(everything.training),

@@ -117,8 +117,8 @@ class Experiment:
 
     def _template(self, published: Vars) -> StateTemplate:
         state = self.algorithm.client_init(published, self.round(0, 1))
-        kept = client_variables(self.config.local.optimizer, self.optimizer.init(published.x))
-        return template_of(vars(state) | kept)
+        optimizer_vars = client_variables(self.config.local.optimizer, self.optimizer.init(published.x))
+        return template_of(vars(state) | optimizer_vars)
 
     def cohort(self, index: int) -> list[int]:
         """The clients of a round; the last one is cached, so that it may be drawn ahead."""
@@ -154,9 +154,9 @@ class Experiment:
             lr=self.local_rate(index),
             participants=participants,
             clients=clients.total,
-            first=lambda: self._first,
-            weights=lambda: self.model.weight_mask,
-            parameters=lambda: self.model.parameter_mask,
+            get_initial=lambda: self._first,
+            get_weight_mask=lambda: self.model.weight_mask,
+            get_parameter_mask=lambda: self.model.parameter_mask,
             parameter_count=self.model.count,
             channels=self.dataset.shape[0] if self.dataset.shape else 1,
             seed=self.config.seed,

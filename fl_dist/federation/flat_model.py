@@ -92,12 +92,12 @@ class FlatModel:
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """The vector's pieces in the shapes of the parameters, created once per vector."""
-        found: list[Tensor] | None = self._views.get(vector)
-        if found is None:
+        views: list[Tensor] | None = self._views.get(vector)
+        if views is None:
             # Views of a detached vector: views of the key itself would keep it alive.
             pieces = vector.detach().split(self._lengths)[::2]
-            found = self._views[vector] = [piece.view(p.shape) for piece, p in zip(pieces, self.params, strict=True)]
-        return found
+            views = self._views[vector] = [piece.view(p.shape) for piece, p in zip(pieces, self.params, strict=True)]
+        return views
 
     def bind(self, vector: Tensor) -> None:
         """Let the module compute at `vector`. Never between a forward pass and its backward pass."""
@@ -128,9 +128,9 @@ class FlatBuffers:
 
     def __init__(self, module: nn.Module, like: Tensor, without: set[str]) -> None:
         saved = module.state_dict().keys()
-        found = {name: buffer for name, buffer in module.named_buffers() if name not in without and name in saved}
+        buffers = {name: buffer for name, buffer in module.named_buffers() if name not in without and name in saved}
         self._computed = [(buffer, buffer.clone()) for name, buffer in module.named_buffers() if name not in saved]
-        self.names, self.items = list(found), list(found.values())
+        self.names, self.items = list(buffers), list(buffers.values())
         self.size = sum(b.numel() for b in self.items)
         self.dtype, self.device = like.dtype, like.device
 

@@ -53,15 +53,15 @@ class PostHocDiagnostics:
         """Those of the model alone, then those of a round; the run folder is only read."""
         of_model = [scheduled for scheduled in due if not requirements_of([scheduled]) - NO_ROUND]
         of_round = [scheduled for scheduled in due if scheduled not in of_model]
-        found: list[Measurement] = []
+        measurements: list[Measurement] = []
         if of_model:
             states = ClientStateStore(
                 self.experiment.template, self.group.rank, self.group.collectives, self._read_client
             )
-            found += self._measure(of_model, self.rounds, states, [], [], {}, self.server.vars.x)
+            measurements += self._measure(of_model, self.rounds, states, [], [], {}, self.server.vars.x)
         if of_round:
-            found += self._measure_next_round(of_round, spill_folder)
-        return found
+            measurements += self._measure_next_round(of_round, spill_folder)
+        return measurements
 
     def _measure_next_round(self, due: list[ScheduledDiagnostic], spill_folder: Path) -> list[Measurement]:
         experiment, group, server = self.experiment, self.group, self.server
@@ -96,7 +96,7 @@ class PostHocDiagnostics:
         recorded: Mapping[int, RecordedVectors],
         start: Tensor,
     ) -> list[Measurement]:
-        worker, found = OracleWorker(self.experiment, self.group, states), list[Measurement]()
+        worker, measurements = OracleWorker(self.experiment, self.group, states), list[Measurement]()
         worker.open(self.server.buffers if self.group.rank == 0 else None, cohort, recorded)
         if self.group.rank:
             worker.serve()
@@ -107,7 +107,7 @@ class PostHocDiagnostics:
                 context = diagnostic_context(self.server, oracle, start, self._history, round_)
                 values = run_diagnostics([scheduled], context, round_)[scheduled.label]
                 seconds = round(time.perf_counter() - began, 6)
-                found.append({"round": round_, "label": scheduled.label, "values": values, "seconds": seconds})
+                measurements.append({"round": round_, "label": scheduled.label, "values": values, "seconds": seconds})
             oracle.end()
         worker.close()
-        return found
+        return measurements

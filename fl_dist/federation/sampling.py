@@ -12,9 +12,9 @@ def sample_cohort(clients: Clients, schedule: list[list[int]] | None, seed: int,
     if clients.sampling == "uniform":
         return sorted(rng.choice(clients.total, clients.per_round, replace=False).tolist())
     while True:
-        drawn = rng.random(clients.total) < clients.per_round / clients.total
-        if drawn.any():
-            return drawn.nonzero()[0].tolist()
+        is_drawn = rng.random(clients.total) < clients.per_round / clients.total
+        if is_drawn.any():
+            return is_drawn.nonzero()[0].tolist()
 
 
 def max_cohort_size(clients: Clients, schedule: list[list[int]] | None) -> int:

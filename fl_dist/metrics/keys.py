@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 from fl_dist.metrics.record import TEST, RecordModel, RoundRecord, display_of
 
 
-class KeyInfo(NamedTuple):
+class RecordKey(NamedTuple):
     key: str
     """Path in `metrics.jsonl`, with dots; what differs between runs is in angle brackets."""
     dashboard: str
@@ -16,7 +16,7 @@ class KeyInfo(NamedTuple):
     meaning: str
 
 
-def list_keys() -> Iterator[KeyInfo]:
+def list_keys() -> Iterator[RecordKey]:
     """Every key of `metrics.jsonl`."""
     for name, info in RoundRecord.model_fields.items():
         display, model = display_of(info), _inner_model(info)
@@ -26,7 +26,7 @@ def list_keys() -> Iterator[KeyInfo]:
             key = f"{TEST}{path[0]}" if name == "test" else ".".join((name, *path))
             dashboard_name = RoundRecord.dashboard_name(name, *path) if display.section else ""
             unit = display_of(about).unit or display.unit
-            yield KeyInfo(key, dashboard_name, f"{about.description}{f' ({unit})' if unit else ''}")
+            yield RecordKey(key, dashboard_name, f"{about.description}{f' ({unit})' if unit else ''}")
 
 
 def _inner_model(info: FieldInfo) -> type[RecordModel] | None:

@@ -208,13 +208,13 @@ class RoundRecord(RecordModel):
 
     def scalars(self) -> dict[str, float]:
         """Every number by the name it has on W&B and TensorBoard."""
-        found: dict[str, float] = {}
+        scalars: dict[str, float] = {}
         for name, info in type(self).model_fields.items():
             if display_of(info).section:
                 value = getattr(self, name)
                 value = len(value) if isinstance(value, list) else value
-                found |= {self.dashboard_name(name, *path): number for path, number in _numbers(value)}
-        return found
+                scalars |= {self.dashboard_name(name, *path): number for path, number in _numbers(value)}
+        return scalars
 
     @classmethod
     def dashboard_name(cls, name: str, *path: str) -> str:

@@ -102,8 +102,8 @@ def results_table(table: ResultsTable, only_costs: bool = False) -> str:
     headers = [(column, measure.head) for column, measure in (table.columns[k] for k in columns)]
     rows = []
     for row, cells in format_rows(table):
-        shown = [(text(cells[k][0]), cells[k][1]) for k in columns]
-        rows.append([text(row), *(f"<b>{cell}</b>" if best else cell for cell, best in shown)])
+        visible = [(text(cells[k][0]), cells[k][1]) for k in columns]
+        rows.append([text(row), *(f"<b>{cell}</b>" if best else cell for cell, best in visible)])
     return html_table(
         ["", *("<br>".join(text(part) for part in header if part) for header in headers)], rows, "numbers"
     )

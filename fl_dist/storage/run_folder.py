@@ -86,8 +86,8 @@ class RunFolder:
 
     def _refuse_links(self) -> None:
         """Files that are written in place, not replaced, must not be links: what they point to would be overwritten."""
-        written = [self.path / name for name in (LOCK, METRICS, ATTEMPTS)]
-        for file in (*written, *self.logs.glob("*.log")):
+        files = [self.path / name for name in (LOCK, METRICS, ATTEMPTS)]
+        for file in (*files, *self.logs.glob("*.log")):
             if file.is_symlink() or file.exists() and not file.is_file():
                 kind = "a symbolic link" if file.is_symlink() else "not a regular file"
                 raise ConfigError(
@@ -111,8 +111,10 @@ class RunFolder:
             self._write_config(config)
             return False
         if changed:
-            shown = "; ".join(changed[:5]) + ("; ..." if len(changed) > 5 else "")
-            raise ConfigError(f"the run folder {self.path} belongs to another config ({shown}); choose another run.dir")
+            changes = "; ".join(changed[:5]) + ("; ..." if len(changed) > 5 else "")
+            raise ConfigError(
+                f"the run folder {self.path} belongs to another config ({changes}); choose another run.dir"
+            )
         self.check_not_finished(config.rounds)
         if (self.path / MODEL).exists() and not self.info.saved:
             raise ConfigError(

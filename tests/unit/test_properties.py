@@ -137,7 +137,7 @@ class TestReductions:
 
         def unscaled(self: Experiment, *where: Any) -> Round:
             r = original(self, *where)
-            return dataclasses.replace(r, weights=lambda: torch.zeros_like(r.is_weight))
+            return dataclasses.replace(r, get_weight_mask=lambda: torch.zeros_like(r.is_weight))
 
         with mock.patch.object(Experiment, "round", unscaled):
             special = run(harness.config(algorithm("fedasam")), harness.folder / "unscaled")
@@ -388,9 +388,9 @@ class LocalStep:
             0.1,
             2,
             4,
-            first=lambda: self.x,
-            weights=lambda: mask,
-            parameters=lambda: mask,
+            get_initial=lambda: self.x,
+            get_weight_mask=lambda: mask,
+            get_parameter_mask=lambda: mask,
             parameter_count=6,
             channels=1,
             steps=2,
@@ -532,9 +532,9 @@ class TestAddedTerms:
             0.1,
             2,
             4,
-            first=lambda: x,
-            weights=lambda: x > 0,
-            parameters=lambda: x > 0,
+            get_initial=lambda: x,
+            get_weight_mask=lambda: x > 0,
+            get_parameter_mask=lambda: x > 0,
             parameter_count=16,
             channels=1,
         )

@@ -29,7 +29,15 @@ def build_round(size: int, index: int = 0, client: int | None = 0, participants:
 
     counts = {"participants": participants, "clients": 9, "expected_participants": participants, **more}
     return Round(
-        index, 0.1, first=ones, weights=ones, parameters=ones, parameter_count=size, channels=1, client=client, **counts
+        index,
+        0.1,
+        get_initial=ones,
+        get_weight_mask=ones,
+        get_parameter_mask=ones,
+        parameter_count=size,
+        channels=1,
+        client=client,
+        **counts,
     )
 
 
