@@ -30,7 +30,7 @@ __all__ = [
     "algorithms",
     "ascend",
     "build",
-    "register_algorithm",
+    "algorithm",
     "papers",
     "part_name",
     "parts",
@@ -55,7 +55,7 @@ def _build_parts(chain: list[dict[str, Any]]) -> list[Part]:
     return [parts.build(name, own) for part in chain for name, own in part.items()]
 
 
-def register_algorithm(*, paper: str) -> Callable[[Callable[..., Algorithm]], Callable[..., Algorithm]]:
+def algorithm(*, paper: str) -> Callable[[Callable[..., Algorithm]], Callable[..., Algorithm]]:
     """Decorator: register a builder as the algorithm of its name; its keywords are what a user may set."""
 
     def register(builder: Callable[..., Algorithm]) -> Callable[..., Algorithm]:

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.core import Algorithm, Round, Vars, parts, register_algorithm
+from fl_dist.algorithms.core import Algorithm, Round, Vars, algorithm, parts
 from fl_dist.algorithms.fedopt import ServerMomentum
 from fl_dist.algorithms.fedprox import Prox
 
@@ -28,7 +28,7 @@ class Nesterov(ServerMomentum):
         return x.add(s.m, alpha=self.decay)
 
 
-@register_algorithm(paper="Kim et al. 2024")
+@algorithm(paper="Kim et al. 2024")
 def fedacg(
     *, lookahead: Lookahead = 0.85, prox_w: Annotated[float, Field(ge=0, description="w of w*|y - z|^2")] = 0.001
 ) -> Algorithm:

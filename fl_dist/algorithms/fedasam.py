@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.core import Algorithm, Oracle, Round, Vars, ascend, parts, register_algorithm
+from fl_dist.algorithms.core import Algorithm, Oracle, Round, Vars, algorithm, ascend, parts
 from fl_dist.algorithms.fedsam import Rho, Sam
 
 Eta = Annotated[float, Field(ge=0, description="eta, added to the absolute weights of the scale T")]
@@ -30,7 +30,7 @@ class Asam(Sam):
         return grad(step.mul_(scale).add_(w))
 
 
-@register_algorithm(paper="Caldarola et al. 2022")
+@algorithm(paper="Caldarola et al. 2022")
 def fedasam(*, rho: Rho = 0.7, asam_eta: Eta = 0.2) -> Algorithm:
     """The values of Caldarola et al. and FedGF on CIFAR-10."""
     return Algorithm(Asam(rho=rho, asam_eta=asam_eta))

@@ -3,9 +3,9 @@
 y <- y - eta g(y);  x <- x + eta_g sum_i p_i (y_iK - x)
 """
 
-from fl_dist.algorithms.core import Algorithm, register_algorithm
+from fl_dist.algorithms.core import Algorithm, algorithm
 
 
-@register_algorithm(paper="McMahan et al. 2017")
+@algorithm(paper="McMahan et al. 2017")
 def fedavg() -> Algorithm:
     return Algorithm()

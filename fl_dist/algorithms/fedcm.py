@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Upload, Uploaded, Vars, parts, register_algorithm
+from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Upload, Uploaded, Vars, algorithm, parts
 
 Mix = Annotated[float, Field(gt=0, le=1, description="weight of the local gradient against the global direction")]
 
@@ -42,7 +42,7 @@ class ClientMomentum(GlobalDirection):
         return delta
 
 
-@register_algorithm(paper="Xu et al. 2021")
+@algorithm(paper="Xu et al. 2021")
 def fedcm(*, mix: Mix = 0.1) -> Algorithm:
     """0.1: the FedSAM and FedLESAM papers."""
     return Algorithm(ClientMomentum(mix=mix))

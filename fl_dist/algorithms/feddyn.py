@@ -13,18 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.core import (
-    Algorithm,
-    Number,
-    Oracle,
-    Part,
-    Round,
-    Upload,
-    Uploaded,
-    Vars,
-    parts,
-    register_algorithm,
-)
+from fl_dist.algorithms.core import Algorithm, Number, Oracle, Part, Round, Upload, Uploaded, Vars, algorithm, parts
 
 DualWeight = Annotated[float, Field(ge=0, description="beta, weight of the dual term (1/beta in two papers)")]
 
@@ -67,7 +56,7 @@ class Dual(Part):
         return {"dual_norm": torch.linalg.vector_norm(s.h)}
 
 
-@register_algorithm(paper="Acar et al. 2021")
+@algorithm(paper="Acar et al. 2021")
 def feddyn(*, dual: DualWeight = 0.1) -> Algorithm:
     """0.1: FedLESAM and FedGMT (their 1/beta = 10)."""
     return Algorithm(Dual(weight=dual))

@@ -22,9 +22,9 @@ from fl_dist.algorithms.core import (
     Upload,
     Uploaded,
     Vars,
+    algorithm,
     ascend,
     parts,
-    register_algorithm,
     unit_vector,
 )
 from fl_dist.algorithms.fedsam import Rho
@@ -93,7 +93,7 @@ class Interpolate(Part):
         return {"share": s.share, "distance": mean.distance}
 
 
-@register_algorithm(paper="Lee, Yoon 2024")
+@algorithm(paper="Lee, Yoon 2024")
 def fedgf(
     *, rho: Rho = 0.1, rho_global: Rho = 0.1, threshold: Threshold = 0.2, window: Window = 30, share: Share = None
 ) -> Algorithm:

@@ -15,18 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.core import (
-    Algorithm,
-    Batch,
-    Forward,
-    ModelOutput,
-    Number,
-    Part,
-    Round,
-    Vars,
-    parts,
-    register_algorithm,
-)
+from fl_dist.algorithms.core import Algorithm, Batch, Forward, ModelOutput, Number, Part, Round, Vars, algorithm, parts
 from fl_dist.algorithms.feddyn import Dual, DualWeight
 from fl_dist.algorithms.fedntd import Distill, Temperature, distillation
 
@@ -109,7 +98,7 @@ class ClientTrajectory(Teacher):
         return i.e_i
 
 
-@register_algorithm(paper="Li et al. 2025")
+@algorithm(paper="Li et al. 2025")
 def fedgmt(
     *, dual: DualWeight = 0.1, distill: Distill = 1.0, temperature: Temperature = 3.0, ema_decay: EmaDecay = 0.95
 ) -> Algorithm:
@@ -118,7 +107,7 @@ def fedgmt(
     return Algorithm(Dual(weight=dual, prox=False), teacher)
 
 
-@register_algorithm(paper="Li et al. 2025")
+@algorithm(paper="Li et al. 2025")
 def fedgmt_v2(
     *,
     dual: DualWeight = 0.1,

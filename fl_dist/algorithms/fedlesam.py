@@ -14,17 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.core import (
-    Algorithm,
-    Oracle,
-    Part,
-    Round,
-    Uploaded,
-    Vars,
-    parts,
-    register_algorithm,
-    unit_vector,
-)
+from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Uploaded, Vars, algorithm, parts, unit_vector
 from fl_dist.algorithms.feddyn import Dual, DualWeight
 from fl_dist.algorithms.fedsam import Rho
 from fl_dist.algorithms.scaffold import Control, Scaffold
@@ -72,19 +62,19 @@ class Lesam(Part):
         return delta
 
 
-@register_algorithm(paper="Fan et al. 2024")
+@algorithm(paper="Fan et al. 2024")
 def fedlesam(*, rho: Rho = 0.01, direction: Direction = "own") -> Algorithm:
     """0.01: the paper on CIFAR."""
     return Algorithm(Lesam(rho=rho, direction=direction))
 
 
-@register_algorithm(paper="Fan et al. 2024")
+@algorithm(paper="Fan et al. 2024")
 def fedlesam_s(*, rho: Rho = 0.1, direction: Direction = "own", control: Control = "option2") -> Algorithm:
     """0.1: the paper."""
     return Algorithm(Lesam(rho=rho, direction=direction), Scaffold(control=control))
 
 
-@register_algorithm(paper="Fan et al. 2024")
+@algorithm(paper="Fan et al. 2024")
 def fedlesam_d(*, rho: Rho = 0.1, dual: DualWeight = 0.1, direction: Direction = "own") -> Algorithm:
     """0.1 and 0.1: the paper."""
     return Algorithm(Lesam(rho=rho, direction=direction), Dual(weight=dual))

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Vars, parts, register_algorithm, unit_vector
+from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Vars, algorithm, parts, unit_vector
 from fl_dist.algorithms.fedacg import Lookahead, Nesterov
 from fl_dist.algorithms.feddyn import Dual, DualWeight
 from fl_dist.algorithms.fedopt import ServerMomentum
@@ -43,12 +43,12 @@ class MomentumPerturb(Part):
         return grad(w + i.perturbation)
 
 
-@register_algorithm(paper="Liu et al. 2025")
+@algorithm(paper="Liu et al. 2025")
 def fedavg_nesterov(*, lookahead: Lookahead = 0.85) -> Algorithm:
     return Algorithm(Nesterov(lookahead=lookahead))
 
 
-@register_algorithm(paper="Liu et al. 2025")
+@algorithm(paper="Liu et al. 2025")
 def fedsam_nesterov(*, lookahead: Lookahead = 0.85, rho: Rho = 0.05) -> Algorithm:
     """rho 0.05: the published code."""
     return Algorithm(Sam(rho=rho), Nesterov(lookahead=lookahead))
@@ -61,7 +61,7 @@ Reading = Annotated[
 ]
 
 
-@register_algorithm(paper="Liu et al. 2025")
+@algorithm(paper="Liu et al. 2025")
 def fednsam(*, lookahead: Lookahead = 0.85, rho: Rho = 0.1, form: Form = "B") -> Algorithm:
     """0.85 and 0.1: the paper."""
     if form == "A":
@@ -69,17 +69,17 @@ def fednsam(*, lookahead: Lookahead = 0.85, rho: Rho = 0.1, form: Form = "B") ->
     return Algorithm(MomentumPerturb(rho=rho), Nesterov(lookahead=lookahead))
 
 
-@register_algorithm(paper="Liu et al. 2025")
+@algorithm(paper="Liu et al. 2025")
 def fednsam_minus_nesterov(*, lookahead: Lookahead = 0.85, rho: Rho = 0.1, reading: Reading = "i") -> Algorithm:
     decay = lookahead if reading == "i" else 0.0
     return Algorithm(MomentumPerturb(rho=rho), ServerMomentum(decay=decay))
 
 
-@register_algorithm(paper="Liu et al. 2025")
+@algorithm(paper="Liu et al. 2025")
 def fednsam_s(*, lookahead: Lookahead = 0.85, rho: Rho = 0.1, control: Control = "option2") -> Algorithm:
     return Algorithm(MomentumPerturb(rho=rho), Scaffold(control=control), Nesterov(lookahead=lookahead))
 
 
-@register_algorithm(paper="Liu et al. 2025")
+@algorithm(paper="Liu et al. 2025")
 def fednsam_d(*, lookahead: Lookahead = 0.85, rho: Rho = 0.1, dual: DualWeight = 0.1) -> Algorithm:
     return Algorithm(MomentumPerturb(rho=rho), Nesterov(lookahead=lookahead), Dual(weight=dual))

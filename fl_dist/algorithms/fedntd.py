@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.core import Algorithm, Batch, Forward, ModelOutput, Part, Vars, parts, register_algorithm
+from fl_dist.algorithms.core import Algorithm, Batch, Forward, ModelOutput, Part, Vars, algorithm, parts
 
 Distill = Annotated[float, Field(ge=0, description="gamma, weight of the distillation")]
 Temperature = Annotated[float, Field(gt=0, description="tau, temperature of the distillation")]
@@ -49,7 +49,7 @@ def _drop_true_class(logits: Tensor, y: Tensor) -> Tensor:
     return logits.gather(1, rest + (rest >= y[:, None]))
 
 
-@register_algorithm(paper="Lee et al. 2022")
+@algorithm(paper="Lee et al. 2022")
 def fedntd(*, distill: Distill = 1.0, temperature: Temperature = 1.0) -> Algorithm:
     """1 and 1: the authors and the FedGMT paper."""
     return Algorithm(NotTrue(distill=distill, temperature=temperature))

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.core import Algorithm, Number, Part, Round, Vars, parts, register_algorithm
+from fl_dist.algorithms.core import Algorithm, Number, Part, Round, Vars, algorithm, parts
 
 Decay = Annotated[float, Field(ge=0, lt=1, description="beta, share of the old momentum that stays")]
 Decay2 = Annotated[float, Field(ge=0, le=1, description="decay of the second moment")]
@@ -62,13 +62,13 @@ class ServerAdam(Part):
         return {"server_rate": (self.lr / (s.v.sqrt() + self.tau)).mean()}
 
 
-@register_algorithm(paper="Hsu et al. 2019")
+@algorithm(paper="Hsu et al. 2019")
 def fedavgm(*, server_momentum: Decay = 0.9) -> Algorithm:
     """0.9: FedNSAM's code and FedGF's grid."""
     return Algorithm(ServerMomentum(decay=server_momentum))
 
 
-@register_algorithm(paper="Reddi et al. 2021")
+@algorithm(paper="Reddi et al. 2021")
 def fedadam(*, server_lr: ServerLr = 0.1, beta1: Decay = 0.9, beta2: Decay2 = 0.99, tau: Tau = 0.01) -> Algorithm:
     """The values of FedLESAM's experiments."""
     return Algorithm(ServerAdam(server_lr=server_lr, beta1=beta1, beta2=beta2, tau=tau))

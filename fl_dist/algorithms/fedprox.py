@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Vars, parts, register_algorithm
+from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Vars, algorithm, parts
 
 Pull = Annotated[float, Field(ge=0, description="lambda, pull towards the received model")]
 
@@ -26,7 +26,7 @@ class Prox(Part):
         return grad(w).add_(w, alpha=self.weight).sub_(s.x, alpha=self.weight)
 
 
-@register_algorithm(paper="Li et al. 2020")
+@algorithm(paper="Li et al. 2020")
 def fedprox(*, prox: Pull = 0.1) -> Algorithm:
     """0.1: FedLESAM's experiments."""
     return Algorithm(Prox(weight=prox))

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Vars, parts, register_algorithm
+from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Vars, algorithm, parts
 
 AscentLr = Annotated[float, Field(ge=0, description="eta_2, rate of the ascent; not decayed")]
 Penalty = Annotated[float, Field(ge=0, description="lambda, weight of the squared shift")]
@@ -55,6 +55,6 @@ class Affine(Part):
             v.add_(v.grad - 2 * self.penalty_weight * (v - rest), alpha=self.lr)
 
 
-@register_algorithm(paper="Reisizadeh et al. 2020")
+@algorithm(paper="Reisizadeh et al. 2020")
 def fedrobust(*, ascent_lr: AscentLr = 0.01, penalty: Penalty = 1.0, ascent_steps: Steps = 1) -> Algorithm:
     return Algorithm(Affine(ascent_lr=ascent_lr, penalty=penalty, ascent_steps=ascent_steps))

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Vars, ascend, parts, register_algorithm
+from fl_dist.algorithms.core import Algorithm, Oracle, Part, Round, Vars, algorithm, ascend, parts
 from fl_dist.algorithms.fedcm import ClientMomentum, Mix
 
 Rho = Annotated[float, Field(ge=0, description="rho, radius of the perturbation (one L2 norm over all parameters)")]
@@ -32,13 +32,13 @@ class Sam(Part):
         return grad(ascend(w, grad(w), self.rho))
 
 
-@register_algorithm(paper="Qu et al. 2022")
+@algorithm(paper="Qu et al. 2022")
 def fedsam(*, rho: Rho = 0.05) -> Algorithm:
     """0.05: FedGMT's and FedNSAM's experiments; Qu et al. use 0.5, FedLESAM 0.01, FedGF 0.02 to 0.1."""
     return Algorithm(Sam(rho=rho))
 
 
-@register_algorithm(paper="Qu et al. 2022")
+@algorithm(paper="Qu et al. 2022")
 def mofedsam(*, rho: Rho = 0.1, mix: Mix = 0.1) -> Algorithm:
     """0.1 and 0.1: FedLESAM's experiments; Qu et al. use rho 0.5."""
     return Algorithm(Sam(rho=rho), ClientMomentum(mix=mix))

@@ -19,8 +19,8 @@ from fl_dist.algorithms.core import (
     Upload,
     Uploaded,
     Vars,
+    algorithm,
     parts,
-    register_algorithm,
     unit_vector,
 )
 from fl_dist.algorithms.feddyn import Dual, DualWeight
@@ -54,7 +54,7 @@ class CorrectedSam(Part):
         return delta
 
 
-@register_algorithm(paper="Sun et al. 2023a")
+@algorithm(paper="Sun et al. 2023a")
 def fedsmoo(*, rho: Rho = 0.1, dual: DualWeight = 0.1) -> Algorithm:
     """The values of FedLESAM's experiments."""
     return Algorithm(CorrectedSam(rho=rho), Dual(weight=dual))

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.core import Algorithm, Oracle, Round, Vars, ascend, parts, register_algorithm
+from fl_dist.algorithms.core import Algorithm, Oracle, Round, Vars, algorithm, ascend, parts
 from fl_dist.algorithms.feddyn import Dual, DualWeight
 from fl_dist.algorithms.fedsam import Rho, Sam
 
@@ -36,7 +36,7 @@ class MixedSam(Sam):
         return perturbed if local is None else local.lerp_(perturbed, self.alpha)
 
 
-@register_algorithm(paper="Sun et al. 2023b")
+@algorithm(paper="Sun et al. 2023b")
 def fedspeed(*, rho: Rho = 0.1, dual: DualWeight = 0.1, alpha: Alpha = 1.0, normalise: Normalise = True) -> Algorithm:
     """FL-Simulator's values."""
     return Algorithm(MixedSam(rho=rho, alpha=alpha, normalise=normalise), Dual(weight=dual))

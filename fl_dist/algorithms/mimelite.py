@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fl_dist.algorithms.core import Algorithm, Round, Upload, Uploaded, Vars, parts, register_algorithm
+from fl_dist.algorithms.core import Algorithm, Round, Upload, Uploaded, Vars, algorithm, parts
 from fl_dist.algorithms.fedcm import GlobalDirection, Mix
 
 
@@ -32,7 +32,7 @@ class Mime(GlobalDirection):
         return delta
 
 
-@register_algorithm(paper="Karimireddy et al. 2021")
+@algorithm(paper="Karimireddy et al. 2021")
 def mimelite(*, mix: Mix = 0.1) -> Algorithm:
     """0.1: the FedSAM paper's default."""
     return Algorithm(Mime(mix=mix))

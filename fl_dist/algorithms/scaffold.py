@@ -12,18 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fl_dist.algorithms.core import (
-    Algorithm,
-    Number,
-    Oracle,
-    Part,
-    Round,
-    Upload,
-    Uploaded,
-    Vars,
-    parts,
-    register_algorithm,
-)
+from fl_dist.algorithms.core import Algorithm, Number, Oracle, Part, Round, Upload, Uploaded, Vars, algorithm, parts
 
 Control = Annotated[
     Literal["option2", "gradients"],
@@ -73,6 +62,6 @@ class Scaffold(Part):
         return {"control_norm": torch.linalg.vector_norm(s.c)}
 
 
-@register_algorithm(paper="Karimireddy et al. 2020")
+@algorithm(paper="Karimireddy et al. 2020")
 def scaffold(*, control: Control = "option2") -> Algorithm:
     return Algorithm(Scaffold(control=control))

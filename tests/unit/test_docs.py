@@ -205,7 +205,7 @@ def test_the_part_in_the_readme_works() -> None:
     snippet = [s for s in snippets("python") if s.document.name == "README.md"][-1]
     parts: Registry[Part] = Registry("part")
     names = {"Part": Part, "Rho": Rho, "ascend": ascend, "Algorithm": Algorithm, "parts": parts}
-    exec(snippet.text, names | {"register_algorithm": lambda paper: lambda build: build})
+    exec(snippet.text, names | {"algorithm": lambda paper: lambda build: build})
     from_readme, actual = parts.build("sam", {"rho": 0.3}), Sam(rho=0.3)
     w = torch.tensor([3.0, -1.0])
     assert torch.equal(
