@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from fl_dist import __version__
-from fl_dist.callbacks.base import NO_CALLBACKS, CallbackList, build_callbacks
+from fl_dist.callbacks.base import NO_CALLBACKS, build_callbacks
 from fl_dist.callbacks.console import STARTING, write_line
 from fl_dist.common.errors import ConfigError
 from fl_dist.common.files import append_lines, write_atomically
@@ -20,7 +20,6 @@ from fl_dist.common.formatting import pluralize
 from fl_dist.common.terminal import terminal_width, wrap_fields
 from fl_dist.config import Config
 from fl_dist.distributed.devices import describe_device_problems, device_name
-from fl_dist.distributed.failure_detector import call_with_timeout
 from fl_dist.distributed.failures import exit_error, log_error, needs_traceback
 from fl_dist.distributed.process_group import ProcessGroup, connect, hostname
 from fl_dist.distributed.rank_info import RankInfo, is_rank0
@@ -44,8 +43,6 @@ from fl_dist.storage.checkpoint import Checkpoint, CorruptCheckpointError, load_
 from fl_dist.storage.run_folder import ATTEMPTS, CLIENTS, RunFolder
 
 log = logging.getLogger(__name__)
-CLOSE_TIMEOUT_SECONDS = 2.0
-"""For the callbacks of a job that has failed, whose other ranks leave after DIAGNOSIS_TIMEOUT_SECONDS at most."""
 
 
 def execute(config: Config, folder: RunFolder, rank_info: RankInfo | None, stop: StopRequest) -> bool:
@@ -84,19 +81,12 @@ def execute(config: Config, folder: RunFolder, rank_info: RankInfo | None, stop:
             log_error(e)
             if group is not None:
                 group.fail(e)
-                _close_after_error(callbacks, group)
+            if rank_info is None:  # a job ends at once, whatever its callbacks hold
+                callbacks.close()
             raise e from e.__cause__
         finally:
             stop.disarm()
             folder.release()
-
-
-def _close_after_error(callbacks: CallbackList, group: ProcessGroup) -> None:
-    """The other ranks know of the error, and wait some seconds for rank 0 to print it."""
-    if group.size == 1:
-        callbacks.close()
-    else:
-        call_with_timeout(CLOSE_TIMEOUT_SECONDS, callbacks.close)
 
 
 def _claim(config: Config, folder: RunFolder, group: ProcessGroup) -> Checkpoint | None:

@@ -1,6 +1,8 @@
 """The order of the test folders, shared fixtures, and reruns of timing tests."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +25,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("FL_DIST_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("MPLCONFIGDIR", str(tmp_path_factory.mktemp("fonts")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_user_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Modules that a test file has written and imported do not stand for those of the same name of another file."""
+    yield
+    folder = tmp_path_factory.getbasetemp()
+    for name, module in list(sys.modules.items()):
+        if folder in Path(getattr(module, "__file__", None) or "/").parents:
+            del sys.modules[name]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -73,7 +73,7 @@ class Callback:
         """After the last round of this attempt; `summary["finished"]` is False if the run was interrupted."""
 
     def close(self) -> None:
-        """At the end of an attempt, also after an error: release files, threads and processes."""
+        """At the end of an attempt, unless a job fails, which ends at once: release files, threads and processes."""
 
     def state_dict(self) -> dict[str, Any]:
         """What the callback keeps from round to round, as JSON data: saved with every checkpoint."""
@@ -101,6 +101,8 @@ class CallbackList(Callback):
     def __init__(self, listed: Sequence[ListedCallback]) -> None:
         self._all, self._listed = tuple(listed), list(listed)
         """All of them, and those that have not been left out."""
+        self._begun: list[ListedCallback] = []
+        """Those that have something to close."""
 
     def __bool__(self) -> bool:
         return bool(self._listed)
@@ -115,6 +117,7 @@ class CallbackList(Callback):
 
     def on_run_begin(self, context: RunContext) -> None:
         for listed in list(self._listed):
+            self._begun.append(listed)
             with self._guard(listed, "on_run_begin"):
                 listed.callback.on_run_begin(context)
 
@@ -135,11 +138,12 @@ class CallbackList(Callback):
             listed.callback.on_run_end(summary, context)
 
     def close(self) -> None:
-        for listed in self._all:
+        for listed in self._begun:
             try:
                 with _isolation():
                     listed.callback.close()
-            except (Exception, SystemExit) as e:  # the run has ended, maybe with an error that says more
+            except (Exception, SystemExit, KeyboardInterrupt) as e:
+                # The run has ended, maybe with an error that says more.
                 log.warning("callback %s failed in close: %s", listed.name, _describe(e), exc_info=e)
 
     def state_dict(self) -> dict[str, Any]:
@@ -179,7 +183,7 @@ def _alike(name: str, names: Iterable[str]) -> list[str]:
     return sorted(other for other in names if other.partition(" #")[0] == name.partition(" #")[0])
 
 
-def _describe(error: Exception | SystemExit) -> str:
+def _describe(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"it called sys.exit({error.code!r})"
     return error_message(error) if isinstance(error, FlDistError) else describe_error(error)

@@ -141,7 +141,7 @@ class FailureDetector:
         """Tell all ranks why this one is about to leave. If another thread ends the process already, wait for that."""
         self._leaving.acquire()
         self.failure = self.failure or failure
-        call_with_timeout(DIAGNOSIS_TIMEOUT_SECONDS, lambda: self._publish(failure))
+        _call_with_timeout(DIAGNOSIS_TIMEOUT_SECONDS, lambda: self._publish(failure))
 
     # The heartbeat thread.
 
@@ -231,7 +231,7 @@ class FailureDetector:
         """Before this process ends after a failure. Whoever interrupts a run does not want to wait for it."""
         if self.failure is None or 0 not in self.failure.ranks:
             seconds = 1.0 if code == EXIT_REQUEUE else DIAGNOSIS_TIMEOUT_SECONDS
-            call_with_timeout(seconds, lambda: self._send_final_heartbeat(seconds))
+            _call_with_timeout(seconds, lambda: self._send_final_heartbeat(seconds))
         return code
 
     def _send_final_heartbeat(self, seconds: float) -> None:
@@ -266,8 +266,8 @@ class FailureDetector:
         return f"rank {rank} on {self.store.get(f'host/{rank}') or 'an unknown host'}"
 
 
-def call_with_timeout(seconds: float, function: Callable[[], object]) -> None:
-    """Call a function that may never return, or whose store may be gone; go on after so long."""
+def _call_with_timeout(seconds: float, function: Callable[[], object]) -> None:
+    """Call a function of the store, which may be gone or never answer; go on after so long."""
 
     def call() -> None:
         with contextlib.suppress(RuntimeError):

@@ -53,8 +53,9 @@ class RendezvousWait:
         raise RankLostError(message, code, missing)
 
     def _describe(self, ranks: list[int]) -> str:
-        names = ", ".join(map(str, ranks)) or "the others"
-        return f"{'rank' if len(ranks) == 1 else 'ranks'} {names} of {self.rank_info.size}"
+        """They may have arrived since."""
+        names = ", ".join(map(str, ranks))
+        return f"{'rank' if len(ranks) == 1 else 'ranks'} {names} of {self.rank_info.size}" if ranks else "other ranks"
 
 
 _stores: dict[RankInfo, KeyValueStore] = {}

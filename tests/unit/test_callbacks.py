@@ -1,10 +1,10 @@
 """Callbacks: their calls, their state, their isolation from training, and reports of their failures."""
 
+import builtins
 import json
 import os
 import random
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -125,10 +125,10 @@ class Meddler(Callback):
 
 
 class Closing(Callback):
-    """Fails or calls sys.exit in a hook, and records that it was closed."""
+    """Raises an error in a hook, and records that it was closed."""
 
-    def __init__(self, *, exits: bool = False, hook: str = "on_round_end") -> None:
-        self.exits, self.hook = exits, hook
+    def __init__(self, *, error: str = "KeyError", hook: str = "on_round_end") -> None:
+        self.error, self.hook = getattr(builtins, error), hook
 
     def on_round_end(self, record: RoundRecord, context: RunContext) -> None:
         self._fail("on_round_end")
@@ -139,9 +139,7 @@ class Closing(Callback):
 
     def _fail(self, hook: str) -> None:
         if hook == self.hook:
-            if self.exits:
-                sys.exit(0)
-            raise KeyError("no such channel")
+            raise self.error("no such channel" if self.error is KeyError else 0)
 
 
 class FolderRemover(Callback):
@@ -194,22 +192,22 @@ def test_global_state_that_a_callback_changes_does_not_reach_the_training(train:
     assert_same_run(plain, train("meddled", schedule, model, "callbacks=['tests.unit.test_callbacks:Meddler']"))
 
 
-@pytest.mark.parametrize("exits", [False, True])
+@pytest.mark.parametrize("error", ["KeyError", "SystemExit"])
 def test_callbacks_are_closed_after_a_failure(
-    exits: bool, train: Train, calls: list[tuple[str, Any]], capsys: pytest.CaptureFixture[str]
+    error: str, train: Train, calls: list[tuple[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train("run", f"callbacks=[{{'{CLOSING}': {{exits: {exits}}}}}, tensorboard]", expect=1)
+    train("run", f"callbacks=[{{'{CLOSING}': {{error: {error}}}}}, tensorboard]", expect=1)
     assert calls == [("close", None)]
-    what = "it called sys.exit(0)" if exits else "KeyError: 'no such channel'"
+    what = "it called sys.exit(0)" if error == "SystemExit" else "KeyError: 'no such channel'"
     assert f"callback {CLOSING} failed in on_round_end: {what}" in capsys.readouterr().err
     assert not [thread for thread in threading.enumerate() if "EventLogger" in type(thread).__name__]
 
 
-@pytest.mark.parametrize("exits", [False, True])
+@pytest.mark.parametrize("error", ["KeyError", "SystemExit", "KeyboardInterrupt"])
 def test_a_callback_that_fails_in_close_fails_no_finished_run(
-    exits: bool, train: Train, calls: list[tuple[str, Any]], capsys: pytest.CaptureFixture[str]
+    error: str, train: Train, calls: list[tuple[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failing = f"{{'{CLOSING}': {{exits: {exits}, hook: close}}}}"
+    failing = f"{{'{CLOSING}': {{error: {error}, hook: close}}}}"
     train("run", f"callbacks=[{failing}, {failing}]")
     assert calls == [("close", None)] * 2
     assert f"warning: callback {CLOSING} #2 failed in close" in capsys.readouterr().err
@@ -218,6 +216,13 @@ def test_a_callback_that_fails_in_close_fails_no_finished_run(
 def test_a_callback_that_was_left_out_is_closed(train: Train, calls: list[tuple[str, Any]]) -> None:
     train("run", f"callbacks=[{{'{CLOSING}': {{optional: true}}}}]")
     assert calls == [("close", None)]
+
+
+def test_callbacks_of_a_run_that_is_refused_are_not_closed(train: Train, calls: list[tuple[str, Any]]) -> None:
+    """They have not begun."""
+    train("run")
+    train("run", f"callbacks=['{CLOSING}']", expect=2)
+    assert calls == []
 
 
 def test_callbacks_are_closed_if_something_else_fails(train: Train, calls: list[tuple[str, Any]]) -> None:
