@@ -11,9 +11,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fl_dist.callbacks.base import Callback, CallbackList, RunContext
-from fl_dist.callbacks.console import Console, write_line
-from fl_dist.callbacks.metrics_writer import MetricsWriter
-from fl_dist.callbacks.wandb import WandbMirror
+from fl_dist.callbacks.builtin.console import Console, write_line
+from fl_dist.callbacks.builtin.metrics_writer import MetricsWriter
+from fl_dist.callbacks.builtin.wandb import WandbMirror
 from fl_dist.common.files import write_atomically
 from fl_dist.diagnostics import ScheduledDiagnostic
 from fl_dist.distributed import fault_injection

@@ -1,0 +1,1 @@
+"""Callbacks that every run has; a configuration does not list them."""
