@@ -100,6 +100,17 @@ def test_the_status_of_a_run_is_that_of_its_last_job(queue, state, config, slurm
     assert row.endswith("no such data") == (state == "failed")
 
 
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_the_status_of_a_run_needs_no_slurm(is_installed, slurm_commands, tmp_path, monkeypatch, capsys):
+    if is_installed:
+        (slurm_commands / "squeue").touch(0o644)  # for other users
+    monkeypatch.setenv("PATH", str(slurm_commands))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("rounds: 3\n")
+    assert status.main([str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[1] == "new"
+
+
 def test_a_failed_attempt_is_reported_by_its_log(config, tmp_path, capsys):
     logs = tmp_path / "run" / "logs"
     logs.mkdir(parents=True)
