@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from fl_dist import __version__
+from fl_dist.callbacks.always_on.console import STARTING, write_line
 from fl_dist.callbacks.base import NO_CALLBACKS, build_callbacks
-from fl_dist.callbacks.builtin.console import STARTING, write_line
 from fl_dist.common.errors import ConfigError
 from fl_dist.common.files import append_lines, write_atomically
 from fl_dist.common.formatting import pluralize

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from fl_dist.callbacks.builtin.console import Warnings
+from fl_dist.callbacks.always_on.console import Warnings
 from fl_dist.common.terminal import handle_log
 from fl_dist.distributed.rank_info import RankInfo, is_rank0
 from fl_dist.storage.run_folder import RunFolder

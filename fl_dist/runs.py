@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fl_dist.common.errors import ConfigError, DataError
-from fl_dist.common.global_state import preserve_global_state, use_default_settings
 from fl_dist.common.imports import prepend_to_path
 from fl_dist.common.randomness import seed_global, torch_seed
 from fl_dist.common.rows import Rows, count_rows, main_tensor, tensors_of
+from fl_dist.common.torch_globals import preserve_torch_globals, use_default_settings
 from fl_dist.config import Config, validate
 from fl_dist.config.overrides import read_recorded_config
 from fl_dist.config.python_arguments import load_arguments
@@ -82,7 +82,7 @@ def _preserve_process_state() -> Iterator[None]:
     """Restore the search path of modules, the environment and settings of torch; the log and signals have their own."""
     search_path, environment = list(sys.path), dict(os.environ)
     try:
-        with preserve_global_state():
+        with preserve_torch_globals():
             use_default_settings()  # also while the configuration is validated
             yield
     finally:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from types import FrameType
 
-from fl_dist.callbacks.builtin.console import round_bar, write_line
+from fl_dist.callbacks.always_on.console import round_bar, write_line
 from fl_dist.common.formatting import format_duration
 from fl_dist.config.sweeps import SweepRun
 from fl_dist.distributed.signals import EXIT_REQUEUE, handle_signals

@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_dist.callbacks.builtin.console import STARTING
+from fl_dist.callbacks.always_on.console import STARTING
 from fl_dist.common.errors import UserError, error_message
 from fl_dist.common.files import check_regular
 from fl_dist.common.formatting import align_columns, format_duration

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.dry_run:
         print("\n".join(map(str, records)))
         return 0
-    from fl_dist.callbacks.builtin.wandb import has_account  # takes seconds
+    from fl_dist.callbacks.always_on.wandb import has_account  # takes seconds
 
     if not has_account():
         return _fail(f"no W&B account to upload {len(records)} records to: run `wandb login` or set WANDB_API_KEY")

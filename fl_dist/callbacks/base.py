@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fl_dist.common.errors import ConfigError, FlDistError, describe_error, error_message
-from fl_dist.common.global_state import preserve_global_state
 from fl_dist.common.hook_contract import check_hook_names
 from fl_dist.common.registry import Registry
+from fl_dist.common.torch_globals import preserve_torch_globals
 from fl_dist.metrics.record import RoundRecord
 from fl_dist.metrics.summary import Summary
 from fl_dist.tasks import PrimaryMetric
@@ -211,7 +211,7 @@ def _isolation() -> Iterator[None]:
     """What a callback does to random generators, settings of torch and the working folder is undone."""
     folder = _working_folder()
     try:
-        with preserve_global_state(), torch.no_grad():
+        with preserve_torch_globals(), torch.no_grad():
             yield
     finally:
         if folder is not None and folder != _working_folder():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.utils.deterministic
 
-from fl_dist.common.global_state import preserve_global_state, use_default_settings
+from fl_dist.common.torch_globals import preserve_torch_globals, use_default_settings
 from fl_dist.config import Config
 from fl_dist.distributed.tf32 import use_tf32
 
@@ -19,7 +19,7 @@ memory: Any = torch.utils.deterministic
 def torch_settings(config: Config) -> Iterator[None]:
     """Within it; afterwards all settings and random states are those of before."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    with preserve_global_state(), use_tf32(config.local.precision == "tf32"):
+    with preserve_torch_globals(), use_tf32(config.local.precision == "tf32"):
         use_default_settings()
         torch.set_num_threads(config.topology.threads)
         torch.backends.cudnn.benchmark = False

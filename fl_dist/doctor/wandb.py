@@ -6,7 +6,7 @@ import urllib.error
 import urllib.request
 from urllib.parse import urlparse
 
-from fl_dist.callbacks.builtin.wandb import resolve_mode
+from fl_dist.callbacks.always_on.wandb import resolve_mode
 from fl_dist.doctor.checks import Check, Status
 
 NAME = "W&B"

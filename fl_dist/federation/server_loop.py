@@ -10,10 +10,10 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
+from fl_dist.callbacks.always_on.console import Console, write_line
+from fl_dist.callbacks.always_on.metrics_writer import MetricsWriter
+from fl_dist.callbacks.always_on.wandb import WandbMirror
 from fl_dist.callbacks.base import Callback, CallbackList, RunContext
-from fl_dist.callbacks.builtin.console import Console, write_line
-from fl_dist.callbacks.builtin.metrics_writer import MetricsWriter
-from fl_dist.callbacks.builtin.wandb import WandbMirror
 from fl_dist.common.files import write_atomically
 from fl_dist.diagnostics import ScheduledDiagnostic
 from fl_dist.distributed import fault_injection
@@ -79,7 +79,7 @@ class ServerLoop:
         # A record is on disk before anything else shows it. At the end the order is reversed: what could not be
         # written is reported last, when all else is done.
         own = (MetricsWriter(self._metrics), Console())
-        self._builtin: list[Callback] = [*self._server_callbacks, *own]
+        self._always_on: list[Callback] = [*self._server_callbacks, *own]
         self._listed, self._wandb = callbacks, WandbMirror()
         self.records = self._restore(start)
         self.context = RunContext(
@@ -98,7 +98,7 @@ class ServerLoop:
             raise
 
     def _callbacks(self) -> list[Callback]:
-        return [*self._builtin, self._wandb, self._listed]
+        return [*self._always_on, self._wandb, self._listed]
 
     def _request_stop(self, reason: str) -> None:
         self.stop_reason = self.stop_reason or reason
@@ -195,15 +195,15 @@ class ServerLoop:
             self._call_listed(record)
 
     def _complete_pending(self) -> RoundRecord | None:
-        """Evaluate the last round's model if that is still to be done; the built-in callbacks see the record."""
+        """Evaluate the last round's model if that is still to be done; those that are always on see the record."""
         pending, self._pending = self._pending, None
         if pending is None:
             return None
         for callback in self._server_callbacks:
             callback.complete(pending, self.is_finished)
         self.records.append(pending.record)
-        for builtin in self._builtin:
-            builtin.on_round_end(pending.record, self.context)
+        for always_on in self._always_on:
+            always_on.on_round_end(pending.record, self.context)
         return pending.record
 
     def _call_listed(self, record: RoundRecord) -> None:
@@ -219,7 +219,7 @@ class ServerLoop:
         with contextlib.ExitStack() as stack:  # all of them, also if one fails
             stack.callback(self._wandb.on_run_end, summary, self.context)
             stack.callback(stop.disarm)  # everything is saved; W&B has a limit of its own
-            for callback in (*self._builtin, self._listed):
+            for callback in (*self._always_on, self._listed):
                 stack.callback(callback.on_run_end, summary, self.context)
             if record is not None:
                 self._call_listed(record)
@@ -228,7 +228,7 @@ class ServerLoop:
 
     def close(self) -> None:
         """At the end of an attempt, also after an error; those that a configuration lists are not closed here."""
-        for callback in (*self._builtin, self._wandb):
+        for callback in (*self._always_on, self._wandb):
             callback.close()
 
     def _write_model(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fl_dist.models.blocks import BlockedModule
+from fl_dist.models.onednn_layout import BlockedModule
 
 
 def allow_first_order_kernels(module: nn.Module, allowed: bool = True) -> list[BlockedModule]:

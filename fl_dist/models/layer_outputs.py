@@ -8,7 +8,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fl_dist.common.errors import ModelError
 from fl_dist.common.formatting import suggest
-from fl_dist.models.blocks import split_off_dense
+from fl_dist.models.onednn_layout import split_off_dense
 
 
 class LayerOutputs:

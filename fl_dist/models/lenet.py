@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fl_dist.models.base import models, require_images
-from fl_dist.models.blocks import BlockedModule, Blocks, to_dense
+from fl_dist.models.onednn_layout import BlockedModule, Blocks, to_dense
 
 Width = Annotated[int, Field(ge=1, le=10**6)]
 Pair = tuple[Width, Width]

@@ -29,7 +29,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> TrainingHarness:
 
 def reference_config(harness: TrainingHarness, name: str, **changes: Any) -> dict[str, Any]:
     """The configuration in which an algorithm is compared with the reference."""
-    is_averaging = name not in reference.MOMENTUM | reference.DUAL | {"fedadam"}
+    is_averaging = name not in reference.OWN_SERVER_STEP
     return harness.config(algorithm(name, **changes), server={"lr": 0.7 if is_averaging else 1.0})
 
 

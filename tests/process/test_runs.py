@@ -32,7 +32,7 @@ def test_an_interrupted_run_loads_its_checkpoint_and_resumes(finished: fl_dist.R
     """A signal in the second round, as Ctrl-C in a notebook sends it."""
     program = (
         "import os, signal, sys, fl_dist, tests.process.test_runs as t\n"
-        "from fl_dist.callbacks.builtin.console import Console\n"
+        "from fl_dist.callbacks.always_on.console import Console\n"
         "on_round_end = Console.on_round_end\n"
         "stop = lambda record: os.kill(os.getpid(), signal.SIGINT) if record.round == 1 else None\n"
         "Console.on_round_end = lambda self, record, context: (on_round_end(self, record, context), stop(record))\n"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_dist.callbacks.builtin.console import STARTING
+from fl_dist.callbacks.always_on.console import STARTING
 from fl_dist.distributed.failures import RankLostError, is_transient
 from fl_dist.distributed.process_group import hostname
 from tests.support.checkpoints import replace_by_file

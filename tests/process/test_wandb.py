@@ -20,7 +20,7 @@ from unittest import mock
 
 import pytest
 
-from fl_dist.callbacks.builtin.wandb import WandbMirror
+from fl_dist.callbacks.always_on.wandb import WandbMirror
 from fl_dist.config import load
 from fl_dist.metrics.keys import list_keys
 from fl_dist.metrics.summary import MEANINGS

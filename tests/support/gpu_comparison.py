@@ -16,7 +16,7 @@ from fl_dist.data.dataset import IGNORE_INDEX
 from fl_dist.federation.uplink import ClientReport
 from fl_dist.federation.worker import Worker
 from fl_dist.main import main
-from fl_dist.models import blocks, resnet, vgg, vit
+from fl_dist.models import onednn_layout, resnet, vgg, vit
 from tests.support import harness, simulated_gpu
 from tests.support.harness import NO_WANDB_SECTION, Settings, algorithm, merge
 
@@ -88,7 +88,7 @@ class DeviceComparison:
             file.write_text(json.dumps(self.config(changes)))
             cpu_folder, gpu_folder = self.folder / f"{name} on cpu", self.folder / f"{name} on gpu"
             # CUDA has neither the CPU's fused attention nor its channel-blocked kernels.
-            with sdpa_kernel(SDPBackend.MATH), mock.patch.object(blocks, "is_supported", return_value=False):
+            with sdpa_kernel(SDPBackend.MATH), mock.patch.object(onednn_layout, "is_supported", return_value=False):
                 assert main([str(file), f"run.dir={cpu_folder}", "topology.device=cpu"]) == 0
             # Norms are sums of pieces; those of a GPU are larger, and round differently.
             pieces = mock.patch.dict(vector_math.CHUNK_SIZES, cuda=vector_math.CHUNK_SIZES["cpu"])

@@ -65,6 +65,7 @@ TEACHER = {"fedgmt", "fedgmt_v2"}  # cross-entropy + KL, r = gradient + beta h_i
 DUAL = DUAL_PROX | TEACHER
 MEAN_UPDATE = {"fedcm", "mofedsam"}  # r = mix g + (1 - mix) delta
 MOMENTUM = {"fedavgm", "fednsam", "fednsam_minus_nesterov"} | START_AHEAD  # m <- lambda m + d_bar, x <- x + m
+OWN_SERVER_STEP = MOMENTUM | DUAL | {"fedadam"}  # the others add the mean update, times server.lr
 
 # Optional hyper-parameters with their defaults, and the values that a text may have.
 OPTIONS: list[tuple[set[str], dict[str, Any]]] = [

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fl_dist.callbacks.builtin.console import Console
+from fl_dist.callbacks.always_on.console import Console
 from fl_dist.config import Topology
 from fl_dist.distributed.process_group import ProcessGroup, single_process_group
 from fl_dist.main import main

@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 from tqdm import tqdm
 
-from fl_dist.callbacks.builtin.console import Console, Warnings
-from fl_dist.callbacks.builtin.wandb import resolve_mode
+from fl_dist.callbacks.always_on.console import Console, Warnings
+from fl_dist.callbacks.always_on.wandb import resolve_mode
 from fl_dist.common.formatting import format_bytes, format_duration
 from fl_dist.common.terminal import fit_fields
 from fl_dist.main import main

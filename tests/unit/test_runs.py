@@ -20,9 +20,9 @@ from torch import nn
 
 import fl_dist
 from fl_dist.algorithms.core import Algorithm, Part
-from fl_dist.common import global_state
+from fl_dist.common import torch_globals
 from fl_dist.common.errors import ConfigError, FlDistError
-from fl_dist.common.global_state import preserve_global_state
+from fl_dist.common.torch_globals import preserve_torch_globals
 from fl_dist.data import Dataset
 from fl_dist.data.digits import FILE
 from fl_dist.diagnostics.base import Diagnostic
@@ -152,7 +152,7 @@ def test_settings_of_torch_before_a_run_do_not_reach_it(tmp_path: Path) -> None:
         return model_hash(fl_dist.run(SMALL, run={"dir": tmp_path / name}, quiet=True).path)
 
     expected = train("plain")
-    with preserve_global_state():
+    with preserve_torch_globals():
         torch.set_default_dtype(torch.float64)
         torch.set_default_device("meta")
         torch.set_grad_enabled(False)
@@ -259,10 +259,10 @@ def test_settings_of_older_and_newer_torch_are_preserved(has_precisions: bool, m
         cudnn=SimpleNamespace(benchmark=False, **newer),
         mkldnn=SimpleNamespace(enabled=True),
     )
-    monkeypatch.setattr(global_state, "backends", backends)
-    monkeypatch.setattr(global_state, "SETTINGS", global_state._find_settings())
+    monkeypatch.setattr(torch_globals, "backends", backends)
+    monkeypatch.setattr(torch_globals, "SETTINGS", torch_globals._find_settings())
     changed = [owners[0], owners[1]] if has_precisions else [owners[0], backends.cudnn]
-    with preserve_global_state():
+    with preserve_torch_globals():
         for owner in changed:
             setattr(owner, name, "changed")
     assert [getattr(owner, name) for owner in changed] == ["before", "before"]

@@ -15,7 +15,7 @@ from fl_dist.algorithms.compression import Compression, Quantise, Sign, TopK
 from fl_dist.algorithms.core import Round, Vars
 from fl_dist.algorithms.cost_tables import upload_rows
 from fl_dist.algorithms.privacy_accountant import _round_costs, epsilon
-from fl_dist.algorithms.robust import Krum, Median, RobustAggregate, TrimmedMean
+from fl_dist.algorithms.robust_aggregation import Krum, Median, RobustAggregate, TrimmedMean
 from fl_dist.callbacks.early_stopping import EarlyStopping
 from fl_dist.common.randomness import generator
 from tests.support import upload_reference as plain
@@ -120,7 +120,7 @@ class TestAggregates:
         updates = torch.stack(vectors(m, seed=m))
         updates[-1] = 1e3  # wrong
         delta = updates.mean(0)
-        with mock.patch("fl_dist.algorithms.robust.COLUMNS", 16):  # several pieces
+        with mock.patch("fl_dist.algorithms.robust_aggregation.COLUMNS", 16):  # several pieces
             found = part.aggregate(delta, updates, Vars(), build_round(41, client=None, participants=m))
         np.testing.assert_allclose(found, rule(updates.tolist()), **EXACT)
 

@@ -22,7 +22,7 @@ class Setting(NamedTuple):
 
 
 @contextlib.contextmanager
-def preserve_global_state() -> Iterator[None]:
+def preserve_torch_globals() -> Iterator[None]:
     """Afterwards, settings and random generators are as before."""
     values, generators = [setting.read() for setting in SETTINGS], [(g.write, g.read()) for g in _find_generators()]
     named_precision = _read_named_precision()

@@ -16,7 +16,7 @@ import fl_dist
 from fl_dist.algorithms.core import Algorithm, Batch, Forward, ModelOutput, Number, Part, Vars
 from fl_dist.common.hook_contract import HookContractError
 from fl_dist.main import main
-from fl_dist.models import LayerOutputs, blocks, models, second_order
+from fl_dist.models import LayerOutputs, models, onednn_layout, second_order
 from fl_dist.models.kernels import allow_first_order_kernels
 from tests.support.marks import examples
 from tests.support.processes import NO_WANDB
@@ -78,7 +78,7 @@ def test_max_pooling_of_equal_pixels_sends_the_gradient_to_the_first(name: str) 
 def test_a_supported_cpu_uses_the_kernels(name: str) -> None:
     shape = SHAPES[name][0]
     module, x = build(name, shape), images(shape)
-    assert all(captured.is_mkldnn == blocks.is_supported() for captured in first_layer(module, x))
+    assert all(captured.is_mkldnn == onednn_layout.is_supported() for captured in first_layer(module, x))
     assert module(x).layout == torch.strided
     for plain in (build(name, shape, blocks=False), build(name, shape, for_training=False)):
         assert not any(captured.is_mkldnn for captured in first_layer(plain, x))
@@ -88,12 +88,12 @@ def test_a_supported_cpu_uses_the_kernels(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["AVX2", "AVX512", "DEFAULT", "SVE256"])
 def test_only_avx_cpus_are_supported(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks.is_supported.cache_clear()
+    onednn_layout.is_supported.cache_clear()
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: kind)
     try:
-        assert blocks.is_supported() == (kind.startswith("AVX") and torch.backends.mkldnn.is_available())
+        assert onednn_layout.is_supported() == (kind.startswith("AVX") and torch.backends.mkldnn.is_available())
     finally:
-        blocks.is_supported.cache_clear()
+        onednn_layout.is_supported.cache_clear()
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -145,7 +145,7 @@ def test_second_order_uses_the_usual_layout() -> None:
         inside = curvature(module, x)
     torch.testing.assert_close(inside, curvature(build("cnn", (3, 8, 8), blocks=False), x), rtol=0, atol=0)
     torch.testing.assert_close(inside, curvature(build("cnn", (3, 8, 8), for_training=False), x), rtol=0, atol=0)
-    if blocks.is_supported():
+    if onednn_layout.is_supported():
         with pytest.raises(HookContractError, match="cannot be differentiated twice; set model.blocks=false"):
             curvature(module, x)
 
@@ -204,12 +204,12 @@ def test_a_part_that_differentiates_twice_gets_a_hint(tmp_path: Path, capsys: py
         *NO_WANDB,
         "rounds=1",
         "model=cnn",
-        "algorithm=tests.unit.test_blocks:smooth",
+        "algorithm=tests.unit.test_onednn_layout:smooth",
         "clients={total: 4, per_round: 1}",
     ]
     assert main([*settings, f"run.dir={tmp_path / 'plain'}", "model.blocks=false"]) == 0
     code = main([*settings, f"run.dir={tmp_path / 'blocks'}"])
-    if blocks.is_supported():
+    if onednn_layout.is_supported():
         error = capsys.readouterr().err
         assert code == 1 and "cannot be differentiated twice" in error and "set model.blocks=false" in error
     else:
@@ -227,11 +227,11 @@ def test_the_model_of_a_finished_run_is_not_blocked(tmp_path: Path) -> None:
     assert all(torch.isfinite(piece).all() for piece in curvature(run.model(), torch.from_numpy(x[:4])))
     allowed: list[bool] = []
 
-    def to_blocks(module: blocks.BlockedModule, x: Tensor) -> Tensor:
+    def to_blocks(module: onednn_layout.BlockedModule, x: Tensor) -> Tensor:
         allowed.append(module.allows_blocks)
         return x
 
-    with mock.patch.object(blocks.BlockedModule, "to_blocks", to_blocks):
+    with mock.patch.object(onednn_layout.BlockedModule, "to_blocks", to_blocks):
         run.evaluate()
         run.model()(torch.from_numpy(x[:4]))
     assert allowed == [True, False], "only in evaluation"
