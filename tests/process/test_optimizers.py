@@ -1,10 +1,13 @@
 """Promise: the same bits with every optimiser, on any number of workers and after a kill."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from fl_dist.main import main
+from tests.support.checkpoints import run_forked_main
+from tests.support.harness import synchronous_checkpoints
 from tests.support.processes import NO_WANDB, run_ranks
 from tests.support.run_folder import assert_same_run
 from tests.support.user_guide import OPTIMIZERS, follow_guide, install_package, write_files
@@ -42,8 +45,8 @@ def test_any_layout_and_a_kill_give_the_bits_of_one_process(name: str, tmp_path:
     assert main(arguments("one")) == 0
     codes, outputs = run_ranks(3, arguments("three"))
     assert not any(codes), outputs
-    run_ranks(1, [*arguments("killed"), "topology.server=shared"], FL_DIST_FAULT="server:4")
-    assert not (tmp_path / "killed" / "model.safetensors").exists()
+    with synchronous_checkpoints():
+        assert run_forked_main("server:4", arguments("killed")) == -signal.SIGKILL
     codes, outputs = run_ranks(3, arguments("killed"))
     assert not any(codes) and "resuming after round" in outputs[0], outputs
     assert_same_run(tmp_path / "three", tmp_path / "one")

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from safetensors.torch import load_file
 import fl_dist
 from fl_dist.main import main
 from fl_dist.models.transformers_files import quiet_library
+from tests.support.checkpoints import run_forked_main
+from tests.support.harness import synchronous_checkpoints
 from tests.support.language_models import (
     GPT2,
     LLAMA,
@@ -50,8 +53,8 @@ def test_any_layout_and_a_kill_give_the_bits_of_one_process(cases: dict[str, lis
         return [[*arguments, f"run.dir={tmp_path / layout / name}"] for name, arguments in cases.items()]
 
     assert [main(run) for run in runs("one")] == [0] * len(cases)
-    run_ranks(1, [*runs("three")[0], "topology.server=shared"], FL_DIST_FAULT="server:2")
-    assert not (tmp_path / "three" / "adapters" / "model.safetensors").exists()
+    with synchronous_checkpoints():
+        assert run_forked_main("server:2", runs("three")[0]) == -signal.SIGKILL
     codes, outputs = run_ranks(3, *runs("three"))
     assert not any(codes) and "resuming after round" in outputs[0], outputs
     for name in cases:
