@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_dist.tasks.classification import Classification
 from tests.support.marks import examples, timing
 from tests.support.processes import NO_WANDB, run_ranks, start_ranks
-from tests.support.run_folder import model_hash, read_records, reproducible_records
+from tests.support.run_folder import model_hash, newest_saved_round, read_records, reproducible_records
 from tests.support.user_guide import write_files
 from tests.support.waiting import Hold, wait_for
 
@@ -135,8 +135,9 @@ def test_a_kill_during_evaluation_changes_nothing(
     folder: Path, tmp_path: Path, point: str, ranks: int, where: str
 ) -> None:
     interrupted = arguments(folder, tmp_path, "numbers", "evaluate.where=workers", "topology.server=dedicated")
-    codes, outputs = run_ranks(3, interrupted, FL_DIST_FAULT=point)
+    codes, outputs = run_ranks(3, interrupted, FL_DIST_FAULT=point, SYNCHRONOUS_CHECKPOINTS="1")
     assert -signal.SIGKILL in codes and 0 not in codes, outputs
+    assert newest_saved_round(tmp_path) > 0
     codes, outputs = run_ranks(ranks, arguments(folder, tmp_path, "numbers", f"evaluate.where={where}"))
     assert not any(codes), outputs
     assert reproducible_records(tmp_path) == reproducible_records(folder / "alone" / "numbers")

@@ -1,13 +1,16 @@
 """A run whose `rounds` is raised continues and ends with the bits of a run of that length."""
 
+import signal
 from pathlib import Path
 
 import pytest
 import yaml
 
 from fl_dist.main import main
+from tests.support.checkpoints import run_forked_main
+from tests.support.harness import synchronous_checkpoints
 from tests.support.processes import NO_WANDB, run_ranks
-from tests.support.run_folder import model_hash, reproducible_records
+from tests.support.run_folder import model_hash, newest_saved_round, reproducible_records
 
 SMALL = (*NO_WANDB, "model={name: mlp, hidden: []}", "clients={total: 4, per_round: 2}", "local.epochs=1")
 
@@ -37,8 +40,9 @@ class TestMoreRounds:
 
     def test_an_unfinished_run_continues(self, long_run: Path, tmp_path: Path) -> None:
         shorter = [*self.LONG, "rounds=4", f"run.dir={tmp_path}"]
-        run_ranks(1, [*shorter, "topology.server=shared"], FL_DIST_FAULT="server:3")
-        assert not (tmp_path / "model.safetensors").exists()
+        with synchronous_checkpoints():
+            assert run_forked_main("server:3", shorter) == -signal.SIGKILL
+        assert newest_saved_round(tmp_path) == 2
         assert main([*self.LONG, "rounds=6", f"run.dir={tmp_path}"]) == 0
         assert model_hash(tmp_path) == model_hash(long_run)
         assert yaml.safe_load((tmp_path / "config.yaml").read_text())["rounds"] == 6

@@ -18,7 +18,7 @@ from fl_dist.diagnose import main as diagnose
 from fl_dist.main import main
 from tests.support.harness import CLASSES, SIZES, TrainingHarness, algorithm, merge
 from tests.support.processes import NO_WANDB, environment, run, run_ranks, start_ranks, torchrun
-from tests.support.run_folder import assert_same_run, model_hash, read_records, reproducible_records
+from tests.support.run_folder import assert_same_run, model_hash, newest_saved_round, read_records, reproducible_records
 from tests.support.user_guide import PROCESS_PER_CLIENT, guide_snippets, write_files
 from tests.support.waiting import Hold, wait_for
 
@@ -124,8 +124,9 @@ class TestSharedData:
     def test_a_run_may_change_its_placement(self, harness: TrainingHarness, tmp_path: Path) -> None:
         """No result depends on it."""
         config = harness.config(algorithm("scaffold"), checkpoint={"every": 1})
-        codes, _ = run_ranks(RANKS, arguments(tmp_path / "run", merge(config, PROCESS)), FL_DIST_FAULT="server:3")
-        assert codes[0] == -signal.SIGKILL
+        killed = {"FL_DIST_FAULT": "server:3", "SYNCHRONOUS_CHECKPOINTS": "1"}
+        codes, _ = run_ranks(RANKS, arguments(tmp_path / "run", merge(config, PROCESS)), **killed)
+        assert codes[0] == -signal.SIGKILL and newest_saved_round(tmp_path / "run") == 2
         assert main(arguments(tmp_path / "run", config)) == 0
         assert_same_run(tmp_path / "run", harness.run(config).folder)
 
@@ -212,8 +213,9 @@ class TestLocalData:
         config = merge(config, {"data": {"path": "$SILO/data.npz"}})
         command = arguments(tmp_path / "run", config)
         hosts = [{"SILO": str(silos / name)} for name in ("server", *map(str, range(len(SIZES))))]
-        codes, _ = run_ranks(RANKS, command, rank_env=hosts, FL_DIST_FAULT="local:2@3")
-        assert codes[3] == -signal.SIGKILL
+        killed = {"FL_DIST_FAULT": "local:2@3", "SYNCHRONOUS_CHECKPOINTS": "1"}
+        codes, _ = run_ranks(RANKS, command, rank_env=hosts, **killed)
+        assert codes[3] == -signal.SIGKILL and newest_saved_round(tmp_path / "run") > 0
         swapped = [hosts[0], hosts[2], hosts[1], *hosts[3:]]
         codes, outputs = run_ranks(RANKS, command, rank_env=swapped)
         assert set(codes) == {2}

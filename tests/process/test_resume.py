@@ -10,8 +10,15 @@ import pytest
 
 from fl_dist.main import main
 from fl_dist.storage.checkpoint import Manifest, folder_name, newest_checkpoint
-from tests.support.checkpoints import arguments, read_newest, replace_by_file, run_forked, train_undisturbed
-from tests.support.harness import TrainingHarness, algorithm, run_python, synchronous_checkpoints
+from tests.support.checkpoints import (
+    arguments,
+    read_newest,
+    replace_by_file,
+    run_forked,
+    run_forked_main,
+    train_undisturbed,
+)
+from tests.support.harness import TrainingHarness, algorithm, synchronous_checkpoints
 from tests.support.harness import run as run_config
 from tests.support.marks import examples, timing
 from tests.support.processes import pause_processes, start_ranks
@@ -232,5 +239,7 @@ def test_a_killed_process_loses_no_algorithm_state(tmp_path: Path) -> None:
     problem = TrainingHarness(tmp_path)
     config, folder = problem.config(algorithm("fedgmt_v2"), checkpoint={"every": 1}), tmp_path / "killed"
     (tmp_path / "killed.json").write_text(json.dumps(config))
-    run_python("-m", "fl_dist.main", f"{tmp_path}/killed.json", f"run.dir={folder}", expect=-9, FL_DIST_FAULT="local:8")
+    with synchronous_checkpoints():
+        assert run_forked_main("local:8", [f"{tmp_path}/killed.json", f"run.dir={folder}"]) == -signal.SIGKILL
+    assert newest_saved_round(folder) > 0
     assert run_config(config, folder).sha == problem.run(problem.config(algorithm("fedgmt_v2"))).sha

@@ -132,7 +132,12 @@ def _run_rank(runs: list[list[str]], env: dict[str, str], output: str) -> None:
         from tests.support import simulated_gpu
 
         main = simulated_gpu.with_report(main, env["SIMULATED_GPU"])
-    code = max(main(arguments) for arguments in runs)
+    with contextlib.ExitStack() as stack:
+        if "SYNCHRONOUS_CHECKPOINTS" in env:  # so that a run that is killed has one to resume from
+            from tests.support.harness import synchronous_checkpoints
+
+            stack.enter_context(synchronous_checkpoints())
+        code = max(main(arguments) for arguments in runs)
     if (
         "FULL_INTERPRETER_EXIT" in env
     ):  # exit as a program does, not as a fork: remaining threads and tensors may crash it
