@@ -39,7 +39,7 @@ def read_queue() -> dict[str, str]:
     command = ["squeue", "--me", "--noheader", "--array", "--format=%i %T"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True)
-    except OSError:
+    except (FileNotFoundError, PermissionError):
         return {}
     return dict(line.split() for line in answer.stdout.splitlines() if line.strip())
 
